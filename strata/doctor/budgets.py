@@ -10,12 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from strata.doctor.facts import Facts, HostFacts
 from strata.doctor.plan import Budget, PlanOptions, SharedBudget, Tier
 from strata.doctor.units import GIB, MIB, size
 from strata.errors import Undetermined
 
-TIER_NAMES = {Tier.VRAM: "VRAM", Tier.PINNED: "page-locked RAM", Tier.PAGEABLE: "pageable RAM", Tier.FILE: "the model file"}
+TIER_NAMES = {
+    Tier.VRAM: "VRAM",
+    Tier.PINNED: "page-locked RAM",
+    Tier.PAGEABLE: "pageable RAM",
+    Tier.FILE: "the model file",
+}
 NO_LIMIT = "no limit"  # the reason a probe gives for a limit that does not exist
 
 
@@ -103,9 +110,7 @@ def usable_ram(facts: Facts, options: PlanOptions) -> UsableRam:
     unknown = _unknown_ram(facts, host)
     asked = options.ram_budget_bytes
     if unknown and asked is None:
-        raise Undetermined(
-            "find out how much RAM may be used", unknown, "Give --ram-budget, such as --ram-budget 8GiB"
-        )
+        raise Undetermined("find out how much RAM may be used", unknown, "Give --ram-budget, such as --ram-budget 8GiB")
     if unknown or not terms:
         assert asked is not None
         notes.append(f"The RAM budget of {size(asked)} is as given and not verified: {unknown}.")
@@ -166,3 +171,15 @@ def numpy_limits(facts: Facts, options: PlanOptions) -> Limits:
         source=ram.source,
     )
     return Limits(tuple(budgets), (shared,), ram.notes)
+
+
+def with_ram(facts: Facts, nbytes: int) -> Facts:
+    """Return the facts of the same machine with `nbytes` of RAM available and no container limit."""
+    host = facts.host.value or HostFacts()
+    changed = msgspec.structs.replace(
+        host,
+        ram_available_bytes=nbytes,
+        cgroup_limit_bytes=None,
+        unknown={**host.unknown, "cgroup_limit_bytes": NO_LIMIT},
+    )
+    return msgspec.structs.replace(facts, host=msgspec.structs.replace(facts.host, value=changed))

@@ -18,7 +18,7 @@ from strata.doctor.budgets import Bound, Limits, room
 from strata.doctor.experts import ExpertSizes
 from strata.doctor.plan import DeviceRef, Reservation, Tier
 from strata.doctor.request import Request
-from strata.doctor.speed import Placement, Speeds
+from strata.doctor.speed import Placement, Speeds, Traffic
 
 STEPS = 8  # parts in which the experts kept as stored are traded for slots, where both draw on one memory
 
@@ -51,8 +51,14 @@ class Backend(Protocol):
     def slot_bytes(self, slots: int) -> int:
         """Return the bytes of `slots` ready experts, granularity included; never less for more of them."""
 
+    def stored_bytes(self, experts: int) -> int:
+        """Return the bytes that hold any `experts` of them as stored, granularity included."""
+
     def expert_lines(self, slots: int, pinned: int, pageable: int) -> tuple[Reservation, ...]:
         """Return the lines of the experts: ready slots, and as stored by tier."""
+
+    def traffic(self, request: Request) -> Traffic:
+        """Return what the forward pass touches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +119,9 @@ def fill(
     pinned = pageable = 0
     if fits and total:
         pinned = _most(backend, min(rung.pinned, total), room(bounds, used, Tier.PINNED))
-        used[Tier.PINNED] += backend.experts.most_bytes(pinned)
+        used[Tier.PINNED] += backend.stored_bytes(pinned)
         pageable = _most(backend, min(rung.pageable, total - pinned), room(bounds, used, Tier.PAGEABLE))
-        used[Tier.PAGEABLE] += backend.experts.most_bytes(pageable)
+        used[Tier.PAGEABLE] += backend.stored_bytes(pageable)
         if request.slots is None:
             used[Tier.VRAM] -= backend.slot_bytes(slots)
             left = room(bounds, used, Tier.VRAM)
@@ -125,4 +131,6 @@ def fill(
 
 def _most(backend: Backend, wanted: int, left: int) -> int:
     """The most experts, up to `wanted`, that fit as stored into `left` bytes."""
-    return bisect_right(range(wanted + 1), left, key=backend.experts.most_bytes) - 1
+    if backend.stored_bytes(wanted) <= left:
+        return wanted
+    return bisect_right(range(wanted + 1), left, key=backend.stored_bytes) - 1

@@ -120,9 +120,7 @@ def _slots(asked: int | None, model: ModelFacts, minimum: int) -> int | None:
     if total == 0:
         raise UsageError(question, f"{model.name} is a dense model without experts", "Leave --expert-cache out")
     if asked > total:
-        raise UsageError(
-            question, f"{model.name} has {total:,} experts in all", f"Use --expert-cache {total} or less"
-        )
+        raise UsageError(question, f"{model.name} has {total:,} experts in all", f"Use --expert-cache {total} or less")
     if asked < minimum:
         raise UsageError(
             question,

@@ -68,7 +68,9 @@ class Speeds:
     ready: float
     weights: float  # multiplied per second in matrix products over a whole chunk
     layer_s: float  # launching one layer's kernels or calls
-    efficiency: float  # the least part of the bandwidths that the backend is held to; the expected range ends at its double
+    efficiency: (
+        float  # the least part of the bandwidths that the backend is held to; the expected range ends at its double
+    )
     basis: tuple[str, ...]
 
     def of(self, tier: Tier) -> float:
