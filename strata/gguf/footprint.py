@@ -136,7 +136,9 @@ def kv_cache(model: ModelFacts, context: int, kv: str) -> tuple[tuple[BufferSpec
 def kv_cache_size(model: ModelFacts, context: int, kv: str) -> Size:
     """Bytes of the KV cache of one sequence of `context` tokens."""
     groups, item = sum(model.kv_heads), ITEM_BYTES[kv]
-    formula = f"{context} tokens x {groups} KV heads of all layers x ({model.key_length} + {model.value_length}) x {item}"
+    formula = (
+        f"{context} tokens x {groups} KV heads of all layers x ({model.key_length} + {model.value_length}) x {item}"
+    )
     return Size(context * groups * (model.key_length + model.value_length) * item, formula)
 
 
