@@ -101,11 +101,13 @@ class Tokenizer:
         """
         kind = _string(metadata, _KEY + "model")
         if kind != "gpt2":
-            raise UnsupportedModel(_ASKED, f"it uses the tokenizer model {kind!r}", "Supported: 'gpt2' (byte-level BPE).")
+            raise UnsupportedModel(
+                _ASKED, f"it uses the tokenizer model {kind!r}", "Supported: 'gpt2' (byte-level BPE)"
+            )
         pre = _string(metadata, _KEY + "pre")
         if pre not in _SUPPORTED:
             supported = ", ".join(map(repr, _SUPPORTED))
-            raise UnsupportedModel(_ASKED, f"it uses the pre-tokenizer {pre!r}", f"Supported: {supported}.")
+            raise UnsupportedModel(_ASKED, f"its pre-tokenizer is {pre!r}", f"Supported: {supported}")
         tokens = _strings(metadata, _KEY + "tokens")
         types = _types(metadata, len(tokens))
         known = set(tokens)
@@ -157,7 +159,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise UsageError(
-                "read the text", f"character {error.start} is not valid Unicode", "Give the text as UTF-8."
+                "read the text", f"character {error.start} is not valid Unicode", "Give the text as UTF-8"
             ) from None
         front_end = self._special if parse_special else self._literal
         ids = list(front_end.encode(text, add_special_tokens=False).ids)
@@ -174,9 +176,7 @@ class Tokenizer:
             The vocabulary has no such token.
         """
         if not 0 <= token < len(self._tokens):
-            raise ModelFileError(
-                f"decode token {token}", f"the vocabulary has {len(self._tokens):,} tokens", _REMEDY
-            )
+            raise ModelFileError(f"decode token {token}", f"the vocabulary has {len(self._tokens):,} tokens", _REMEDY)
         text = self._tokens[token]
         if self._types[token] in (TokenType.CONTROL, TokenType.USER_DEFINED):
             return text.encode()
@@ -211,7 +211,7 @@ class StreamDecoder:
 
 
 _ASKED = "read the model's tokenizer"
-_REMEDY = "The file is damaged or was converted wrongly; get it again."
+_REMEDY = "The file is damaged or was converted wrongly: get it again"
 
 
 def _byte_table() -> dict[str, bytes]:
@@ -230,6 +230,7 @@ def _front_end(model: models.BPE, pre: str, added: list[str]) -> Bpe:
     front_end = Bpe(model)
     if pre == "qwen2":
         front_end.normalizer = normalizers.NFC()
+    cut: pre_tokenizers.PreTokenizer
     if pre == "smollm":
         cut = pre_tokenizers.Digits(individual_digits=True)
     else:
