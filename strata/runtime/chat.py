@@ -163,7 +163,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 def _count_steps(tree: nodes.Template) -> None:
     """Make every loop body and macro of a parsed template begin with a call of `_Sandbox.step`."""
-    for block in (*tree.find_all(nodes.For), *tree.find_all(nodes.Macro), *tree.find_all(nodes.CallBlock)):
+    blocks: list[nodes.For | nodes.Macro | nodes.CallBlock] = [*tree.find_all(nodes.For)]
+    blocks += [*tree.find_all(nodes.Macro), *tree.find_all(nodes.CallBlock)]
+    for block in blocks:
         step = nodes.Call(nodes.EnvironmentAttribute("step"), [], [], None, None)
         block.body.insert(0, nodes.ExprStmt(step).set_lineno(block.lineno))
 

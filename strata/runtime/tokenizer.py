@@ -17,6 +17,8 @@ from tokenizers import Tokenizer as Bpe
 from strata.errors import ModelFileError, UnsupportedModel, UsageError
 
 _KEY = "tokenizer.ggml."
+_ASKED = "read the model's tokenizer"
+_REMEDY = "The file is damaged or was converted wrongly: get it again"
 
 # How text is cut before merging, as published with GPT-2 style models of each family: one pattern, but for the
 # number of digits that stay together. SmolLM uses GPT-2's own pattern (the library's default) after single digits.
@@ -208,10 +210,6 @@ class StreamDecoder:
     def finish(self) -> str:
         """What the end of the stream adds: U+FFFD for a character that was cut, else nothing."""
         return self._decoder.decode(b"", final=True)
-
-
-_ASKED = "read the model's tokenizer"
-_REMEDY = "The file is damaged or was converted wrongly: get it again"
 
 
 def _byte_table() -> dict[str, bytes]:
