@@ -103,8 +103,10 @@ def _expert_width(dense: GGUFFile) -> int:
 def _add_key(writer: GGUFWriter, key: str, value: Value) -> None:
     from gguf import GGUFValueType
 
-    if isinstance(value, (list, np.ndarray)):
-        writer.add_array(key, value if isinstance(value, list) else value.tolist())
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, np.ndarray):
+        writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, GGUFValueType[value.dtype.name.upper()])
     elif isinstance(value, int) and not isinstance(value, bool):
         writer.add_key_value(key, value, GGUFValueType.UINT32 if 0 <= value < 1 << 32 else GGUFValueType.INT64)
     else:
