@@ -103,7 +103,7 @@ class Check:
             return None
         why = tuple(Evidence(text=f"{gap.path}: {gap.reason}", source=machine.source(gap.path)) for gap in gaps)
         if all(gap.not_asked for gap in gaps):
-            return Result(Status.SKIPPED, f"Not looked at: {gaps[0].reason}.", why)
+            return Result(Status.SKIPPED, f"{gaps[0].reason}.", why)
         return Result(Status.UNKNOWN, "Cannot tell: what it rests on could not be read.", why)
 
 

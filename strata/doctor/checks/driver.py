@@ -128,7 +128,7 @@ def no_libcuda(m: Machine) -> Result | None:
         "The driver works, but its CUDA library (libcuda) is nowhere on the search path.",
         m.says("nvml.driver_version", f"driver {m.nvml.driver_version or '?'}, {len(m.nvml.gpus)} GPU(s)"),
         m.says("cuda.libcuda_candidates", "no libcuda found"),
-        remedy="In a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …"
+        remedy="In a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ..."
         if m.host.container not in (None, "none")
         else m.per_os(
             linux=f"sudo apt install libnvidia-compute-{(version(m.nvml.driver_version) or (580,))[0]}",
@@ -150,7 +150,7 @@ def lost(m: Machine) -> Result | None:
         "A GPU fell off the bus; nothing on it works until a restart.",
         *(m.says("host.kernel_log", line) for line in lines[-1:]),
         *([m.says("nvml", error_text(gone))] if gone else []),
-        remedy="Reboot; if it returns, check power connectors and riser, and lower the limit: sudo nvidia-smi -pl WATTS",
+        remedy="Reboot; if it returns, check power connectors and riser; sudo nvidia-smi -pl WATTS lowers the load",
     )
 
 
@@ -179,7 +179,7 @@ def nvml_failed(m: Machine) -> Result | None:
         "The driver's management library does not work: who uses the GPU is not known.",
         m.says("nvml", error_text(error)),
         remedy=m.per_os(
-            linux="nvidia-smi; in a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …",
+            linux="nvidia-smi; in a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",
             windows="nvidia-smi; else install the driver anew",
         ),
     )

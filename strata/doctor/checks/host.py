@@ -133,8 +133,8 @@ def hybrid(m: Machine) -> Result | None:
         f"{slow} of {slow + fast} logical processors are efficiency cores; threads on them hold up the others.",
         m.says("host.cpu_efficiency", f"{m.host.cpu_model or 'CPU'}: {fast} performance, {slow} efficiency"),
         remedy=m.per_os(
-            linux=f"taskset -c 0-{fast - 1} strata run …",
-            windows=f"start /affinity {(1 << min(fast, 64)) - 1:X} strata run …",
+            linux=f"taskset -c 0-{fast - 1} strata run ...",
+            windows=f"start /affinity {(1 << min(fast, 64)) - 1:X} strata run ...",
         ),
     )
 
@@ -151,7 +151,7 @@ def numa(m: Machine) -> Result | None:
     return warn(
         f"RAM is spread over {len(nodes)} nodes{home}; experts on a far node are read slower.",
         m.says("host.numa_nodes", ", ".join(f"node {n.node}: {size(n.total_bytes or 0)}" for n in nodes)),
-        remedy="numactl --interleave=all strata run …",
+        remedy="numactl --interleave=all strata run ...",
     )
 
 
@@ -181,7 +181,7 @@ def cpu_quota(m: Machine) -> Result | None:
     return warn(
         f"This process may use {quota:g} of {cpus} processors; more threads than that pause each other.",
         m.says("host.cgroup_cpus", f"CPU quota {quota:g}"),
-        remedy=f"OMP_NUM_THREADS={max(int(quota), 1)} strata run …, or a larger quota: docker run --cpus=N",
+        remedy=f"OMP_NUM_THREADS={max(int(quota), 1)} strata run ..., or a larger quota: docker run --cpus=N",
     )
 
 

@@ -147,8 +147,9 @@ class Machine:
     def reason(self, group: str) -> str:
         """Return how the probe called `group` ended, with the error it gave."""
         probe = self.facts_of(group)
-        how = {"timed_out": "timed out", "unsupported": "found nothing to read"}.get(probe.status, str(probe.status))
-        return f"the {group} probe {how}" + (f": {probe.error.message}" if probe.error else "")
+        why = f": {probe.error.message}" if probe.error else ""
+        how = {"timed_out": "timed out", "unsupported": "found nothing", "skipped": "was not run"}
+        return f"the {group} probe {how.get(probe.status, probe.status)}{why}"
 
     def per_os(self, *, linux: str, windows: str, wsl: str | None = None) -> str:
         """Return the wording for the system this machine runs; Linux's where that is not known."""

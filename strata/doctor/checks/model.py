@@ -38,7 +38,7 @@ def ram_short(m: Machine) -> Result | None:
         remedy=m.per_os(
             linux="Close other programs, add RAM, or take a smaller quantisation of the model",
             windows="Close other programs, add RAM, or take a smaller quantisation of the model",
-            wsl="Give WSL2 more RAM: %USERPROFILE%\\.wslconfig: [wsl2] memory=…; then: wsl --shutdown",
+            wsl="Give WSL2 more RAM: %USERPROFILE%\\.wslconfig: [wsl2] memory=...; then: wsl --shutdown",
         ),
     )
 

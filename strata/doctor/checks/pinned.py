@@ -106,10 +106,10 @@ def broken_context(m: Machine) -> Result | None:
     if m.pinned and m.pinned.fresh_process_ok:
         evidence.append(m.says("pinned.fresh_process_ok", "the same request succeeds in a fresh process"))
     return fail(
-        f"This environment cannot use the GPU although {seen}: CUDA runtime {m.cuda.runtime_version or '?'} does not "
-        f"work with driver {m.nvml.driver_version or '?'} (CUDA {m.nvml.cuda_driver_version or '?'}).",
+        f"CUDA runtime {m.cuda.runtime_version or '?'} cannot use the GPU on driver {m.nvml.driver_version or '?'} "
+        f"(CUDA {m.nvml.cuda_driver_version or '?'}), although {seen}.",
         *evidence,
-        remedy=f"Install CUDA {m.cuda_extra()} in a fresh environment: pip install 'strata[{m.cuda_extra()}]' "
+        remedy=f"In a fresh environment: pip install 'strata[{m.cuda_extra()}]' "
         "(an own build: rebuild with the toolkit of the driver's CUDA version)",
     )
 

@@ -91,7 +91,7 @@ def hot(m: Machine) -> Result | None:
         *(
             m.says(
                 "nvml.gpus.throttle_reasons",
-                f"{name}: {', '.join(g.throttle_reasons or ())}; {g.temperature_c or '?'} °C",
+                f"{name}: {', '.join(g.throttle_reasons or ())}; {g.temperature_c or '?'} C",
             )
             for name, g in slowed.items()
         ),

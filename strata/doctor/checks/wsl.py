@@ -37,7 +37,7 @@ def no_dxg(m: Machine) -> Result | None:
     return fail(
         "WSL2 shows no GPU: /dev/dxg does not exist.",
         m.says("host.wsl_signals", "/dev/dxg is absent"),
-        remedy="In a container: docker run --gpus all …; else in Windows install the NVIDIA driver, remove "
+        remedy="In a container: docker run --gpus all ...; else in Windows install the NVIDIA driver, remove "
         "gpuSupport=false from %USERPROFILE%\\.wslconfig, then: wsl --update; wsl --shutdown",
     )
 
@@ -56,7 +56,7 @@ def shadowed_libcuda(m: Machine) -> Result | None:
         f"The libcuda used is {used}, not the one that Windows provides: it finds no GPU.",
         *(m.says("cuda.libcuda_candidates", f"{n}. {lib.path}") for n, lib in enumerate(m.cuda.libcuda_candidates, 1)),
         remedy="sudo apt remove --purge 'libnvidia-compute-*' 'nvidia-driver-*'; until then: "
-        "LD_LIBRARY_PATH=/usr/lib/wsl/lib strata …",
+        "LD_LIBRARY_PATH=/usr/lib/wsl/lib strata ...",
     )
 
 
@@ -74,14 +74,14 @@ def vram_beyond_ram(m: Machine) -> Result | None:
         "A GPU has more memory than this system has RAM; filling it can crash Windows.",
         *(m.says("nvml.gpus", f"{name}: {size(total or 0)} VRAM") for name, total in big.items()),
         m.says("host.ram_total_bytes", f"RAM given to WSL2: {size(ram)}"),
-        remedy=f"--vram-budget {ram // GIB}GiB; or in %USERPROFILE%\\.wslconfig: [wsl2] memory=…, then wsl --shutdown",
+        remedy=f"--vram-budget {ram // GIB}GiB; or more RAM: %USERPROFILE%\\.wslconfig: [wsl2] memory=..., wsl --shutdown",
     )
 
 
 @check("STR-WSL-RESIDENT", "Memory that Windows could not place", needs=("host.kernel_log",), scope=("host.wsl",))
 def make_resident(m: Machine) -> Result | None:
-    """`dxgkio_make_resident … -12` in the kernel's log is a real refusal: Windows had no memory to make an allocation
-    resident. The many `dxgkio_query_adapter_info … -22` and `-2` lines beside it are harmless."""
+    """`dxgkio_make_resident ... -12` in the kernel's log is a real refusal: Windows had no memory to make an allocation
+    resident. The many `dxgkio_query_adapter_info ... -22` and `-2` lines beside it are harmless."""
     if elsewhere(m):
         return None
     lines = [line for line in m.host.kernel_log or () if "dxgkio_make_resident" in line and "-12" in line]
