@@ -68,7 +68,7 @@ def _not_gguf(start: bytes) -> tuple[str, str]:
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
         return (
             "this is a web page, not a GGUF file",
-            "Download the file itself, not the page that shows it (its link says resolve, not blob); log in if it asks to",
+            "Download the file itself, not the page that shows it (its link says resolve, not blob), logged in if need be",
         )
     if start.startswith(b"PK\x03\x04"):
         return "this is a ZIP archive (perhaps a PyTorch checkpoint), not a GGUF file", "Give a .gguf file"

@@ -67,7 +67,9 @@ def check_set(paths: Sequence[Path], headers: Sequence[Header], asked: str) -> N
         for key, value in expected.items():
             actual = _number(header.metadata, key, asked)
             if actual != value:
-                raise ModelFileError(asked, f"{path.name} has {key} {actual}, not {value}: it is of another set", remedy)
+                raise ModelFileError(
+                    asked, f"{path.name} has {key} {actual}, not {value}: it is of another set", remedy
+                )
     present = sum(len(header.tensors) for header in headers)
     if present != total:
         raise ModelFileError(asked, f"the set should hold {total} tensors, its shards hold {present}", remedy)

@@ -59,7 +59,7 @@ def _read_tensor(cursor: Cursor, index: int, shard: int) -> TensorInfo:
     except ValueError:
         cursor.fail(
             f"{what} has the unknown type number {number}",
-            "The file is damaged, or its quantisation is newer than this version of Strata: update, or take another one",
+            "The file is damaged, or its quantisation is newer than this Strata: update it, or take another file",
         )
     if shape[0] % tensor_type.block_elements:
         cursor.fail(f"{what} has rows of {shape[0]}, no multiple of {tensor_type.name}'s {tensor_type.block_elements}")
