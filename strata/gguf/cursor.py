@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import reprlib
 import struct
 from mmap import mmap
 from typing import NoReturn
 
 from strata.errors import ModelFileError
 
-# No real header comes near this; it bounds what a hostile one can cost in time and memory.
+# Real headers take some megabytes. This bounds what a hostile one can cost in time and memory.
 MAX_HEADER_BYTES = 256 << 20
-MAX_NAME_BYTES = 65_535  # of a key or a tensor name, as the GGUF specification has it for keys
+MAX_NAME_BYTES = 65_535  # of a key or tensor; the GGUF specification's limit for keys
 
 DAMAGED = "The file is damaged or was not downloaded completely: compare its size with the source's and fetch it again"
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 80
+shown = _short.repr  # a value from a file for an error message: escaped, and never long
 
 
 class Cursor:
@@ -23,17 +28,16 @@ class Cursor:
 
     Parameters
     ----------
-    buffer : bytes or mmap
+    buffer : bytes, mmap or memoryview
         The file.
     asked : str
         What is being attempted, for error messages.
     """
 
-    def __init__(self, buffer: bytes | mmap, asked: str) -> None:
-        self.buffer = buffer
+    def __init__(self, buffer: bytes | mmap | memoryview, asked: str) -> None:
+        self.buffer = memoryview(buffer)[:MAX_HEADER_BYTES]
         self.asked = asked
         self.position = 0
-        self.end = min(len(buffer), MAX_HEADER_BYTES)
 
     def fail(self, found: str, remedy: str = DAMAGED) -> NoReturn:
         """Refuse the file."""
@@ -41,57 +45,57 @@ class Cursor:
 
     def require(self, nbytes: int, what: str) -> None:
         """Refuse the file unless `nbytes` more bytes follow."""
-        if nbytes <= self.end - self.position:
-            return
-        if self.end == MAX_HEADER_BYTES:
-            self.fail(f"{what} reaches past the {MAX_HEADER_BYTES >> 20} MiB that a header may take")
-        self.fail(f"the file ends inside {what}: {nbytes} bytes needed at byte {self.position} of {self.end}")
+        if nbytes > len(self.buffer) - self.position:
+            self._fail_short(what)
 
     def u32(self, what: str) -> int:
         """Read an unsigned 32-bit integer."""
-        self.require(4, what)
-        (value,) = _U32.unpack_from(self.buffer, self.position)
-        self.position += 4
-        return int(value)
+        return self._unpack(_U32, what)
 
     def u64(self, what: str) -> int:
         """Read an unsigned 64-bit integer."""
-        self.require(8, what)
-        (value,) = _U64.unpack_from(self.buffer, self.position)
-        self.position += 8
-        return int(value)
+        return self._unpack(_U64, what)
 
-    def take(self, nbytes: int, what: str) -> bytes:
-        """Read `nbytes` bytes."""
+    def take(self, nbytes: int, what: str) -> memoryview:
+        """Read `nbytes` bytes, without a copy."""
         self.require(nbytes, what)
         start = self.position
         self.position += nbytes
         return self.buffer[start : self.position]
 
     def string(self, what: str, max_bytes: int = MAX_HEADER_BYTES) -> str:
-        """Read a string: its length as 64-bit integer, then UTF-8."""
+        """Read a string: its length as a 64-bit integer, then UTF-8."""
         length = self.u64(what)
         if length > max_bytes:
             self.fail(f"{what} claims to be {length} bytes long")
-        raw = self.take(length, what)
         try:
-            return raw.decode()
+            return str(self.take(length, what), "utf-8")
         except UnicodeDecodeError as error:
-            self.fail(f"{what} is not valid UTF-8 ({error.reason} at its byte {error.start})")
+            self.fail(f"{what} is not valid UTF-8: {error.reason} at its byte {error.start}")
 
     def skip_strings(self, count: int, what: str) -> None:
         """Step over `count` strings without decoding them.
 
-        A vocabulary and its merges are half a million strings, so this loop does nothing but hop from length to
-        length. Each hop is at least 8 bytes, so it ends at the end of the file whatever the lengths say.
+        A vocabulary and its merges are half a million strings, so the loop only hops from length to length. A hop is
+        8 bytes or more, so it ends with the buffer whatever count and lengths claim.
         """
-        self.require(8 * count, what)
+        self.require(_U64.size * count, what)
         read, buffer, position = _U64.unpack_from, self.buffer, self.position
         try:
             for _ in range(count):
                 position += 8 + read(buffer, position)[0]
-        except struct.error:
-            position = self.end + 1
-        if position > self.end:
-            self.fail(f"the strings of {what} reach past the end of the file")
+        except (struct.error, OverflowError):  # a length led past the end; past 2^63 it is an OverflowError
+            self._fail_short(what)
+        self.require(position - self.position, what)
         self.position = position
+
+    def _unpack(self, number: struct.Struct, what: str) -> int:
+        self.require(number.size, what)
+        value: int = number.unpack_from(self.buffer, self.position)[0]
+        self.position += number.size
+        return value
+
+    def _fail_short(self, what: str) -> NoReturn:
+        if len(self.buffer) == MAX_HEADER_BYTES:
+            self.fail(f"{what} reaches past the {MAX_HEADER_BYTES >> 20} MiB that a header may take")
+        self.fail(f"the file ends at byte {len(self.buffer)}, inside {what}")

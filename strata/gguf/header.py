@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from mmap import mmap
 
-from strata.gguf.cursor import Cursor
+from strata.gguf.cursor import Cursor, shown
 from strata.gguf.metadata import Metadata, read_metadata
 from strata.gguf.tensors import TensorInfo, read_tensors
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
+MAX_FILE_BYTES = 1 << 56  # keeps every sum over a hostile header within 64 bits
 
 CONVERT_AGAIN = "Convert the model again with a current converter, or download a current GGUF of it"
 
@@ -46,8 +47,9 @@ def read_header(buffer: bytes | mmap, asked: str, shard: int) -> Header:
         When anything in the header is damaged, unknown or contradictory.
     """
     cursor = Cursor(buffer, asked)
-    if cursor.take(len(MAGIC), "the magic number") != MAGIC:
-        cursor.fail(*_not_gguf(bytes(buffer[:512])))
+    if bytes(cursor.buffer[: len(MAGIC)]) != MAGIC:
+        cursor.fail(*_not_gguf(bytes(cursor.buffer[:512])))
+    cursor.position = len(MAGIC)
     version = _read_version(cursor)
     tensor_count = cursor.u64("the number of tensors")
     metadata = read_metadata(cursor, cursor.u64("the number of metadata keys"))
@@ -68,7 +70,7 @@ def _not_gguf(start: bytes) -> tuple[str, str]:
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
         return (
             "this is a web page, not a GGUF file",
-            "Download the file itself, not the page that shows it (its link says resolve, not blob), logged in if need be",
+            "Download the file itself, not the page that shows it: its address says resolve, not blob",
         )
     if start.startswith(b"PK\x03\x04"):
         return "this is a ZIP archive (perhaps a PyTorch checkpoint), not a GGUF file", "Give a .gguf file"
@@ -91,7 +93,7 @@ def _read_version(cursor: Cursor) -> int:
 def _alignment(cursor: Cursor, metadata: Metadata) -> int:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        cursor.fail(f"metadata key 'general.alignment' is {alignment!r}, not a power of two")
+        cursor.fail(f"metadata key 'general.alignment' is {shown(alignment)}, not a power of two")
     return alignment
 
 
@@ -101,11 +103,13 @@ def _check_layout(cursor: Cursor, tensors: tuple[TensorInfo, ...], alignment: in
     end, last = 0, ""
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
         if tensor.name in names:
-            cursor.fail(f"tensor {tensor.name!r} is there twice")
+            cursor.fail(f"tensor {shown(tensor.name)} is there twice")
         names.add(tensor.name)
         if tensor.offset % alignment:
-            cursor.fail(f"tensor {tensor.name!r} begins at byte {tensor.offset}, not at a multiple of {alignment}")
+            cursor.fail(f"{shown(tensor.name)} begins at byte {tensor.offset}, not at a multiple of {alignment}")
         if tensor.offset < end:
-            cursor.fail(f"tensors {last!r} and {tensor.name!r} overlap")
+            cursor.fail(f"tensors {shown(last)} and {shown(tensor.name)} overlap")
         end, last = tensor.offset + tensor.nbytes, tensor.name
+        if end > MAX_FILE_BYTES:
+            cursor.fail(f"tensor {shown(last)} reaches to byte {end}, past the end of any file")
     return end

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn, SupportsIndex, cast
 
 from strata.errors import ModelFileError
+from strata.gguf.cursor import shown
 
 if TYPE_CHECKING:  # the reader loads numpy
     from strata.gguf.reader import GGUFFile
@@ -28,12 +29,12 @@ class ArchitectureKeys:
         )
 
     def full(self, key: str) -> str:
-        return f"metadata key '{self.architecture}.{key}'"
+        return f"metadata key {shown(f'{self.architecture}.{key}')}"
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._file.metadata.get(key, default)
         if not isinstance(value, str):
-            self.fail(f"metadata key {key!r} is " + ("missing" if value is None else "not a string"))
+            self.fail(f"metadata key {shown(key)} is " + ("missing" if value is None else "not a string"))
         return value
 
     def number(self, key: str, default: int | None = None) -> int:
@@ -55,7 +56,7 @@ class ArchitectureKeys:
         try:
             number = operator.index(cast("SupportsIndex", value))
         except TypeError:
-            self.fail(f"{self.full(key)} is {value!r}, not a whole number")
+            self.fail(f"{self.full(key)} is {shown(value)}, not a whole number")
         if number < 0:
             self.fail(f"{self.full(key)} is {number}, below zero")
         return number

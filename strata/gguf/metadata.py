@@ -11,7 +11,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.gguf.cursor import MAX_NAME_BYTES, Cursor
+from strata.errors import ModelFileError
+from strata.gguf.cursor import DAMAGED, MAX_NAME_BYTES, Cursor, shown
 
 Scalar: TypeAlias = int | float | bool | str
 Value: TypeAlias = Scalar | NDArray[np.generic] | list[str]
@@ -37,6 +38,7 @@ class ValueType(IntEnum):
     FLOAT64 = 12
 
 
+_LENGTH = struct.Struct("<Q")  # in front of each string
 _NUMBERS: dict[ValueType, struct.Struct] = {
     ValueType.UINT8: struct.Struct("<B"),
     ValueType.INT8: struct.Struct("<b"),
@@ -54,11 +56,11 @@ _NUMBERS: dict[ValueType, struct.Struct] = {
 
 @dataclass(frozen=True)
 class _Array:
-    """Where an undecoded array lies."""
+    """An array as stored, not decoded."""
 
     type: ValueType
     length: int
-    offset: int
+    raw: memoryview
 
 
 class Metadata(Mapping[str, Value]):
@@ -68,9 +70,9 @@ class Metadata(Mapping[str, Value]):
     decoded at the first access and kept.
     """
 
-    def __init__(self, cursor: Cursor, values: dict[str, Scalar | _Array]) -> None:
-        self._cursor = cursor
+    def __init__(self, values: dict[str, Scalar | _Array], asked: str) -> None:
         self._values = values
+        self._asked = asked
         self._decoded: dict[str, Value] = {}
 
     def __getitem__(self, key: str) -> Value:
@@ -96,13 +98,20 @@ class Metadata(Mapping[str, Value]):
         return value.length if isinstance(value, _Array) else None
 
     def _decode(self, key: str, array: _Array) -> Value:
-        self._cursor.position = array.offset
-        what = f"metadata key {key!r}"
-        if array.type is ValueType.STRING:
-            return [self._cursor.string(what) for _ in range(array.length)]
-        number = _NUMBERS[array.type]
-        raw = self._cursor.take(array.length * number.size, what)
-        return np.frombuffer(raw, dtype=np.dtype(number.format))
+        raw = bytes(array.raw)  # a copy, so that a decoded array does not keep the file mapped
+        if array.type is not ValueType.STRING:
+            return np.frombuffer(raw, dtype=np.dtype(_NUMBERS[array.type].format))
+        texts: list[str] = []
+        position = 0
+        try:
+            for _ in range(array.length):
+                start = position + 8
+                position = start + _LENGTH.unpack_from(raw, position)[0]
+                texts.append(raw[start:position].decode())
+        except UnicodeDecodeError as error:
+            found = f"element {len(texts)} of metadata key {shown(key)} is not valid UTF-8: {error.reason}"
+            raise ModelFileError(self._asked, found, DAMAGED) from None
+        return texts
 
 
 def read_metadata(cursor: Cursor, count: int) -> Metadata:
@@ -119,9 +128,9 @@ def read_metadata(cursor: Cursor, count: int) -> Metadata:
     for index in range(count):
         key = cursor.string(f"the name of metadata key {index}", MAX_NAME_BYTES)
         if key in values:
-            cursor.fail(f"metadata key {key!r} is there twice")
-        values[key] = _read_value(cursor, f"metadata key {key!r}")
-    return Metadata(cursor, values)
+            cursor.fail(f"metadata key {shown(key)} is there twice")
+        values[key] = _read_value(cursor, f"metadata key {shown(key)}")
+    return Metadata(values, cursor.asked)
 
 
 def _read_type(cursor: Cursor, what: str) -> ValueType:
@@ -146,13 +155,11 @@ def _read_value(cursor: Cursor, what: str) -> Scalar | _Array:
 def _skip_array(cursor: Cursor, what: str) -> _Array:
     element = _read_type(cursor, what)
     length = cursor.u64(what)
-    array = _Array(element, length, cursor.position)
+    start = cursor.position
     if element is ValueType.ARRAY:
         cursor.fail(f"{what} is an array of arrays, which no model file uses")
     if element is ValueType.STRING:
         cursor.skip_strings(length, what)
     else:
-        nbytes = length * _NUMBERS[element].size
-        cursor.require(nbytes, what)
-        cursor.position += nbytes
-    return array
+        cursor.take(length * _NUMBERS[element].size, what)
+    return _Array(element, length, cursor.buffer[start : cursor.position])

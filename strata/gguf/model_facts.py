@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from strata.gguf.cursor import shown
 from strata.gguf.keys import ArchitectureKeys
 
 if TYPE_CHECKING:  # the reader loads numpy, which those who only hold facts need not wait for
@@ -158,7 +159,9 @@ def _expert_classes(keys: ArchitectureKeys, file: GGUFFile, experts: int) -> tup
         if "_exps." not in name or layer is None:
             continue
         if not experts or tensor.shape[-1] != experts:
-            keys.fail(f"tensor {name!r} holds {tensor.shape[-1]} experts, {keys.full('expert_count')} is {experts}")
+            keys.fail(
+                f"tensor {shown(name)} holds {tensor.shape[-1]} experts, {keys.full('expert_count')} is {experts}"
+            )
         by_layer[layer][name.partition(f"blk.{layer}.")[2]] = tensor
     if experts and not by_layer:
         keys.fail(f"{keys.full('expert_count')} is {experts}, but no tensor holds routed experts")

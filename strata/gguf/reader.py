@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import mmap
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.errors import ModelFileError, UsageError
-from strata.gguf.cursor import DAMAGED
+from strata.gguf.cursor import DAMAGED, shown
 from strata.gguf.header import Header, read_header
 from strata.gguf.metadata import Metadata, Scalar, Value
 from strata.gguf.split import check_set, shard_paths
@@ -66,14 +67,14 @@ class GGUFFile:
     def header_sha256(self) -> str:
         """SHA-256 over the header bytes of all shards in order, as hex: the identity of the model's layout."""
         digest = hashlib.sha256()
-        for data, nbytes in zip(self._maps, self._header_sizes, strict=True):
-            digest.update(data[:nbytes])
+        for shard, nbytes in enumerate(self._header_sizes):
+            digest.update(memoryview(self._data(shard))[:nbytes])
         return digest.hexdigest()
 
     def present(self, name: str) -> bool:
         """Whether the tensor's bytes are there; False for what a file cut off after its header has lost."""
         tensor = self.tensors[name]
-        return tensor.offset + tensor.nbytes <= len(self._maps[tensor.shard])
+        return tensor.offset + tensor.nbytes <= len(self._data(tensor.shard))
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor as stored.
@@ -94,19 +95,26 @@ class GGUFFile:
             When there is no tensor of this name.
         ModelFileError
             When the file was cut off after its header.
+        ValueError
+            After `close`.
         """
         tensor = self.tensors[name]
         if not self.present(name):
             raise ModelFileError(
-                f"read tensor {name!r} of {self.path}",
+                f"read tensor {shown(name)} of {self.path}",
                 f"{self.paths[tensor.shard].name} ends before it",
                 "Give the whole model, not only its header",
             )
-        return np.frombuffer(self._maps[tensor.shard], dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
+        return np.frombuffer(self._data(tensor.shard), dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
 
     def close(self) -> None:
         """Let go of the files. Views that `raw` gave keep theirs mapped until they are gone too."""
         self._maps = ()
+
+    def _data(self, shard: int) -> mmap.mmap:
+        if not self._maps:
+            raise ValueError(f"{self.path} is closed")
+        return self._maps[shard]
 
     def __enter__(self) -> Self:
         return self
@@ -154,14 +162,16 @@ def open_gguf(path: str | Path, *, header_only: bool = False) -> GGUFFile:
 
 def _map(path: Path, asked: str) -> mmap.mmap:
     try:
+        if not path.exists():
+            raise UsageError(asked, "there is no such file", _suggest(path))
+        if path.is_dir():
+            raise UsageError(asked, "this is a folder", _suggest(path / "model.gguf"))
+        if not path.is_file():  # opening a pipe would wait for ever
+            raise UsageError(asked, "this is not a regular file", "Give the path of a .gguf file")
         with path.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise ModelFileError(asked, "the file is empty", "Download it again")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise UsageError(asked, "there is no such file", _suggest(path)) from None
-    except IsADirectoryError:
-        raise UsageError(asked, "this is a folder", _suggest(path / "model.gguf")) from None
-    except ValueError:  # mmap's answer to an empty file
-        raise ModelFileError(asked, "the file is empty", "Download it again") from None
     except OSError as error:
         raise ModelFileError(asked, f"the system refuses: {error.strerror}", "Check the file's permissions") from None
 
@@ -170,7 +180,7 @@ def _suggest(path: Path) -> str:
     """Name the files beside `path` that may have been meant."""
     try:
         models = sorted(file.name for file in path.parent.glob("*.gguf"))
-    except OSError:
+    except (OSError, ValueError):  # an unreadable folder, or a path that no system can have
         models = []
     close = difflib.get_close_matches(path.name, models, n=3, cutoff=0.5) or models[:3]
     if not close:
@@ -184,6 +194,6 @@ def _check_complete(path: Path, size: int, header: Header, asked: str) -> None:
     cut = next(tensor.name for tensor in header.tensors if tensor.offset + tensor.nbytes > size)
     raise ModelFileError(
         asked,
-        f"{path.name} has {size} bytes, but its tensors reach to byte {header.data_end} ({cut!r} is cut off)",
+        f"{path.name} has {size} bytes, but its tensors reach to byte {header.data_end} ({shown(cut)} is cut off)",
         DAMAGED,
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strata.errors import ModelFileError
+from strata.gguf.cursor import shown
 from strata.gguf.header import Header
 from strata.gguf.metadata import Metadata
 
@@ -78,7 +79,7 @@ def check_set(paths: Sequence[Path], headers: Sequence[Header], asked: str) -> N
         for tensor in header.tensors:
             if tensor.name in names:
                 first, second = paths[names[tensor.name]].name, paths[tensor.shard].name
-                raise ModelFileError(asked, f"tensor {tensor.name!r} is both in {first} and in {second}", remedy)
+                raise ModelFileError(asked, f"tensor {shown(tensor.name)} is both in {first} and in {second}", remedy)
             names[tensor.name] = tensor.shard
 
 
@@ -89,5 +90,5 @@ def _shard(path: Path, stem: str, number: int, count: int) -> Path:
 def _number(metadata: Metadata, key: str, asked: str, default: int | None = None) -> int:
     value = metadata.get(key, default)
     if not isinstance(value, int) or value < 0:
-        raise ModelFileError(asked, f"metadata key {key!r} is {value!r}, not a number", "Fetch the file again")
+        raise ModelFileError(asked, f"metadata key {key!r} is {shown(value)}, not a number", "Fetch the file again")
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from strata.gguf.cursor import MAX_NAME_BYTES, Cursor
+from strata.gguf.cursor import MAX_NAME_BYTES, Cursor, shown
 from strata.gguf.types import TensorType
 
 MAX_TENSORS = 1 << 16  # the largest models have a few thousand
@@ -45,7 +45,7 @@ def read_tensors(cursor: Cursor, count: int, shard: int) -> list[TensorInfo]:
 
 def _read_tensor(cursor: Cursor, index: int, shard: int) -> TensorInfo:
     name = cursor.string(f"the name of tensor {index}", MAX_NAME_BYTES)
-    what = f"tensor {name!r}"
+    what = f"tensor {shown(name)}"
     dimensions = cursor.u32(what)
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         cursor.fail(f"{what} has {dimensions} dimensions, not 1 to {MAX_DIMENSIONS}")
