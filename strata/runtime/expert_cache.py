@@ -87,6 +87,8 @@ class ExpertCache:
         self._slots = slots
         self._policy = policy
         self._ops = ops
+        # `_slot_of` is the truth. It is cleared first and set last, so that Ctrl-C at any point leaves no key that
+        # names a slot without its expert; at worst `_key_in` remembers a key that has no slot, or another one.
         self._slot_of: Keys = np.full(layers * store.experts, EMPTY)
         self._key_in: Keys = np.full(slots.count, EMPTY)
 
@@ -132,8 +134,8 @@ class ExpertCache:
             layer, expert = divmod(key, self._store.experts)
             stored, tier = self._store.fetch(layer, expert)
             self._slots.fill(slot, layer, stored)
-            # Only a filled slot is entered: an interrupt before this leaves it empty.
-            self._key_in[slot], self._slot_of[key] = key, slot
+            self._key_in[slot] = key
+            self._slot_of[key] = slot
             self.counts.filled_bytes[tier] += sum(part.nbytes for part in stored)
 
     def _victims(self, count: int, held: Keys) -> Keys:
@@ -147,9 +149,12 @@ class ExpertCache:
 
     def _evict(self, slot: int) -> None:
         key = self._key_in[slot]
-        if key != EMPTY:
-            self._key_in[slot] = self._slot_of[key] = EMPTY
-            self.counts.evictions += 1
+        if key == EMPTY:
+            return
+        if self._slot_of[key] == slot:
+            self._slot_of[key] = EMPTY
+        self._key_in[slot] = EMPTY
+        self.counts.evictions += 1
 
 
 def _by_expert(ids: NDArray[np.int32]) -> tuple[Keys, list[Keys], list[Keys]]:

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
-
+from strata.gguf.footprint import BufferSpec
 from strata.kernels.ops import KvLayer
 from strata.runtime.memory import PlannedMemory
 
 LINE = "kv_cache"
-DTYPES = {"f16": np.float16, "f32": np.float32}
-
-
-@dataclass(frozen=True, slots=True)
-class KvShape:
-    """What one layer keeps of a position: `heads` keys of `key_length` and values of `value_length`."""
-
-    heads: int
-    key_length: int
-    value_length: int
-
 
 class KvCache:
     """Cells for `capacity` positions in every layer.
@@ -29,31 +16,25 @@ class KvCache:
     Parameters
     ----------
     memory : PlannedMemory
-    shapes : sequence of KvShape
-        One a layer.
+    specs : sequence of (BufferSpec, BufferSpec) or None
+        Keys and values of each layer, as `strata.gguf.footprint.kv_cache` lists them; None where a layer keeps none.
     capacity : int
         Positions: the plan's context.
-    kv : str
-        "f16" or "f32".
 
     Attributes
     ----------
-    layers : tuple of KvLayer
+    layers : tuple of KvLayer or None
     tokens : list of int
         Whose cells are complete, from position 0. The one place that says how long the cache is: an interrupted
         forward pass has written cells, but added no tokens.
     """
 
-    def __init__(self, memory: PlannedMemory, shapes: Sequence[KvShape], *, capacity: int, kv: str) -> None:
+    def __init__(
+        self, memory: PlannedMemory, specs: Sequence[tuple[BufferSpec, BufferSpec] | None], *, capacity: int
+    ) -> None:
         self.capacity = capacity
         self.tokens: list[int] = []
-        self.layers = tuple(
-            KvLayer(
-                keys=memory.array(LINE, (capacity, s.heads, s.key_length), DTYPES[kv], name=f"keys of layer {i}"),
-                values=memory.array(LINE, (capacity, s.heads, s.value_length), DTYPES[kv], name=f"values of layer {i}"),
-            )
-            for i, s in enumerate(shapes)
-        )
+        self.layers = tuple(spec and KvLayer(*(memory.buffer(LINE, part) for part in spec)) for spec in specs)
 
     @property
     def length(self) -> int:

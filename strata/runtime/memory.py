@@ -24,9 +24,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from strata.doctor.plan import AllocationPlan, Reservation, Tier
 from strata.errors import AllocationFailed, PlanViolation
+from strata.gguf.footprint import BufferSpec
 from strata.kernels.ops import Array
 
 ALIGNMENT = 64  # bytes; a cache line, and enough for every vector load
+_DTYPES = {"f16": np.float16, "f32": np.float32, "i32": np.int32}  # by the names that footprints use
 _TOUCH_STEP = 256 << 20  # bytes touched between two chances to be interrupted
 
 AllocationLog = Callable[[Reservation, str], None]  # the reservation, and "ok" or the backend's error
@@ -182,6 +184,10 @@ class PlannedMemory:
         taken.used = start + asked
         taken.names.append(name)
         return array
+
+    def buffer(self, line: str, spec: BufferSpec) -> Array:
+        """Carve the array that a footprint lists; see `array`."""
+        return self.array(line, spec.shape, _DTYPES[spec.dtype], name=spec.name)
 
     def left(self, line: str) -> int:
         """Return the bytes of a reservation that nothing was carved out of yet."""
