@@ -84,7 +84,7 @@ def usable_ram(facts: Facts, options: PlanOptions) -> UsableRam:
     """Work out the RAM this process may take: what the system has available, or the container, whichever is less.
 
     The kernel ends a process that crosses its control group's limit however much RAM the host has, so
-    ``limit - used + reclaimable`` counts as much as MemAvailable. What ``--ram-budget`` holds back is added to the reserve.
+    ``limit - used + reclaimable`` counts as much as MemAvailable. What ``--ram-budget`` holds back joins the reserve.
 
     Raises
     ------
@@ -140,8 +140,8 @@ def numpy_limits(facts: Facts, options: PlanOptions) -> Limits:
     """Share the RAM among the tiers of the numpy backend.
 
     There is one memory, so there is one bound, and the planner divides it as serves the model best: fixed lines
-    first, then ready expert slots against experts kept as stored. ``--vram-budget`` and ``--pinned-budget`` cap the shares that
-    play the device's memory and page-locked memory. Page-locked memory gains nothing on a CPU, so without
+    first, then ready expert slots against experts kept as stored. ``--vram-budget`` and ``--pinned-budget`` cap the
+    shares that play the device's memory and page-locked memory. Page-locked memory gains nothing on a CPU, so without
     ``--pinned-budget`` its share is 0.
     """
     ram = usable_ram(facts, options)

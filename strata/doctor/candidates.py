@@ -39,6 +39,7 @@ class Backend(Protocol):
     device: DeviceRef
     kv_types: tuple[str, ...]  # default first
     embedding_tiers: tuple[Tier, ...]  # best first; the last one costs nothing
+    threads: int  # that compute on the host
     minimum_slots: int
     experts: ExpertSizes
     limits: Limits

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import TypeAlias
 
@@ -113,8 +114,8 @@ def _knobs(plan: AllocationPlan) -> Iterator[Knob]:
             yield Knob(
                 field,
                 range((budget // MEMORY_STEP + 1) * MEMORY_STEP, _MOST_MEMORY, MEMORY_STEP),
-                lambda v, name=name: f"{name} {typed_size(int(v))}",
-                lambda v, what=what: f"Let it take {typed_size(int(v))} of {what}",
+                partial(_typed_budget, name),
+                partial(_said_budget, what),
             )
     if o.prefill is not None:
         yield Knob(
@@ -144,6 +145,14 @@ def _knobs(plan: AllocationPlan) -> Iterator[Knob]:
         lambda v: f"--max-context {v}",
         lambda v: f"Shorten the context to {v:,} tokens",
     )
+
+
+def _typed_budget(option: str, value: Value) -> str:
+    return f"{option} {typed_size(int(value))}"
+
+
+def _said_budget(memory: str, value: Value) -> str:
+    return f"Let it take {typed_size(int(value))} of {memory}"
 
 
 def typed_size(nbytes: int) -> str:

@@ -39,7 +39,7 @@ class ExpertSizes:
         return max((c.bytes for c in self.classes), default=0)
 
     def most_bytes(self, experts: int) -> int:
-        """Return the most bytes that any `experts` of them take as stored: which ones is decided when the model runs."""
+        """Return the most bytes that any `experts` of them take as stored: which ones is decided at load."""
         left, total = experts, 0
         for c in self.classes:
             taken = min(left, count(c))

@@ -143,6 +143,7 @@ class AllocationPlan(msgspec.Struct, frozen=True, kw_only=True):
     context: int  # tokens
     chunk: int  # tokens of the largest prompt chunk
     kv: str
+    threads: int = 1  # that compute on the host; the workspaces are sized for no more
     experts: ExpertCachePlan
     budgets: tuple[Budget, ...]
     shared: tuple[SharedBudget, ...] = ()

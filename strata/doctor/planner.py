@@ -142,6 +142,7 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
         context=request.context,
         chunk=where.chunk,
         kv=request.kv,
+        threads=backend.threads,
         experts=ExpertCachePlan(
             total=total,
             slots=where.slots,
