@@ -4,35 +4,23 @@ A layer call names its experts; those in slots are hits, the others are filled f
 that are worth least. The slots of a wave are held until the wave has run. A call with more distinct experts
 than slots goes in waves, so one slot is enough for any model, and since each (token, rank) has a result row of
 its own, neither the number of slots nor the order of the waves can change a bit of the answer.
-
-One pool of slots serves all experts: ready slots are float32 here, so every expert of a model has the same
-size whatever its quantisation. A backend that keeps quantised slots needs a pool for each size.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strata.doctor.plan import Tier
 from strata.kernels.ops import Array, ExpertWave, Ops
-from strata.runtime.expert_store import ExpertStore, StoredExpert
+from strata.runtime.expert_store import ExpertStore
 from strata.runtime.policies import EvictionPolicy, Keys
+from strata.runtime.slots import Slots
 
 EMPTY = -1
-
-
-class Slots(Protocol):
-    """The backend's pool of ready experts."""
-
-    count: int
-
-    def fill(self, slot: int, layer: int, stored: StoredExpert) -> None:
-        """Make an expert ready in `slot`, in place of what was there."""
 
 
 @dataclass
@@ -121,7 +109,7 @@ class ExpertCache:
                 tokens=[tokens[i] for i in wave],
                 ranks=[ranks[i] for i in wave],
             )
-            self._ops.expert_ffn(hidden, self._slots, ready, results)
+            self._ops.expert_ffn(hidden, self._slots.pool, ready, results)
             self.counts.waves += 1
 
     def _make_ready(self, keys: Keys) -> None:

@@ -10,6 +10,7 @@ from strata.runtime.memory import PlannedMemory
 
 LINE = "kv_cache"
 
+
 class KvCache:
     """Cells for `capacity` positions in every layer.
 
