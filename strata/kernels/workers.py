@@ -21,7 +21,7 @@ class Workers:
     """`threads` workers, the calling thread being number 0. Making one limits BLAS to one thread in this process."""
 
     def __init__(self, threads: int) -> None:
-        threadpool_limits(1, user_api="blas")
+        threadpool_limits(1, user_api="blas")  # type: ignore[no-untyped-call]
         self.threads = threads
         self._pool = ThreadPoolExecutor(threads - 1, "strata") if threads > 1 else None
 
