@@ -155,7 +155,7 @@ class Generation:
             raise
 
     def _prefill(self, prompt: list[int], progress: PrefillProgress | None) -> NDArray[np.float32]:
-        self._reused = self._engine.reuse(prompt)
+        self._reused = self._engine.resume(prompt)
         before, start = self._engine.position, time.perf_counter()
         try:
             return self._engine.prefill(prompt[self._reused :], progress)

@@ -17,25 +17,23 @@ class KvCache:
     Parameters
     ----------
     memory : PlannedMemory
-    specs : sequence of (BufferSpec, BufferSpec) or None
-        Keys and values of each layer, as `strata.gguf.footprint.kv_cache` lists them; None where a layer keeps none.
+    specs : sequence of (BufferSpec, BufferSpec)
+        Keys and values of each layer, as `strata.gguf.footprint.kv_cache` lists them.
     capacity : int
         Positions: the plan's context.
 
     Attributes
     ----------
-    layers : tuple of KvLayer or None
+    layers : tuple of KvLayer
     tokens : list of int
         Whose cells are complete, from position 0. The one place that says how long the cache is: an interrupted
         forward pass has written cells, but added no tokens.
     """
 
-    def __init__(
-        self, memory: PlannedMemory, specs: Sequence[tuple[BufferSpec, BufferSpec] | None], *, capacity: int
-    ) -> None:
+    def __init__(self, memory: PlannedMemory, specs: Sequence[tuple[BufferSpec, BufferSpec]], *, capacity: int) -> None:
         self.capacity = capacity
         self.tokens: list[int] = []
-        self.layers = tuple(spec and KvLayer(*(memory.buffer(LINE, part) for part in spec)) for spec in specs)
+        self.layers = tuple(KvLayer(memory.buffer(LINE, keys), memory.buffer(LINE, values)) for keys, values in specs)
 
     @property
     def length(self) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -105,19 +105,20 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Planned and actual, side by side.
 
     `actual_bytes` is the growth of the process as the operating system counts it (`process_memory`), so it also
-    holds what no allocator of ours knows of. `difference_bytes` is planned minus actual and never negative in
-    a run that kept its promise.
+    holds what no allocator of ours knows of. `difference_bytes` is planned minus the peak, and never negative in a
+    run that kept its promise.
     """
 
     tiers: tuple[TierMemory, ...]
     planned_bytes: int
     allocated_bytes: int
     actual_bytes: int
+    peak_bytes: int  # the highest `actual_bytes` that was seen
 
     @property
     def difference_bytes(self) -> int:
-        """Planned minus actual."""
-        return self.planned_bytes - self.actual_bytes
+        """Planned minus peak."""
+        return self.planned_bytes - self.peak_bytes
 
 
 class PlannedMemory:
@@ -146,6 +147,18 @@ class PlannedMemory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.free()
+
+    def take(self, lines: Collection[str]) -> None:
+        """Take those of `lines` that the plan has and that need memory, in the plan's order.
+
+        Raises
+        ------
+        AllocationFailed
+            The memory refused one.
+        """
+        for reservation in self._plan.reservations:
+            if reservation.id in lines and reservation.tier is not Tier.FILE:
+                self._take_line(reservation.id, reservation.what)
 
     def array(self, line: str, shape: Iterable[int], dtype: DTypeLike, *, name: str) -> Array:
         """Carve an array out of a reservation.
@@ -200,8 +213,8 @@ class PlannedMemory:
         """Return the allocator's own sum: the bytes of every reservation taken, in `tier` or in all."""
         return sum(t.reservation.bytes for t in self._taken.values() if tier in (None, t.reservation.tier))
 
-    def report(self, actual_bytes: int) -> MemoryReport:
-        """Set the plan beside what was taken and the process's own growth, `actual_bytes`."""
+    def report(self, *, actual_bytes: int, peak_bytes: int) -> MemoryReport:
+        """Set the plan beside what was taken and the process's own growth, now and at its highest."""
         memories = tuple(
             TierMemory(tier, self._plan.planned_bytes(tier), self.allocated_bytes(tier))
             for tier in (Tier.VRAM, Tier.PINNED, Tier.PAGEABLE)
@@ -211,6 +224,7 @@ class PlannedMemory:
             planned_bytes=sum(m.planned_bytes for m in memories),
             allocated_bytes=sum(m.allocated_bytes for m in memories),
             actual_bytes=actual_bytes,
+            peak_bytes=peak_bytes,
         )
 
     def free(self) -> None:

@@ -15,6 +15,7 @@ from strata.doctor.plan import AllocationPlan, Tier
 from strata.gguf.reader import GGUFFile, TensorInfo
 from strata.kernels.dequant import dequantise
 from strata.kernels.numpy_weights import QuantRows
+from strata.kernels.ops import Weight
 from strata.runtime.memory import PlannedMemory
 
 EMBEDDING = "token_embd.weight"
@@ -29,28 +30,28 @@ class Weights:
 
     Attributes
     ----------
-    dense : mapping of str to NDArray[np.float32]
-        By tensor name, in NumPy's order of dimensions: [out, in].
-    head : NDArray[np.float32], shape (V, E)
-    embedding : QuantRows
+    by_name : mapping of str to NDArray[np.float32] or QuantRows
+        By tensor name: matrices float32 [out, in], the embedding as stored. A tied head is there under its own name.
     stored_bytes : int
         What `load` reads of the file.
     """
 
     def __init__(self, file: GGUFFile, plan: AllocationPlan, memory: PlannedMemory) -> None:
         self._file = file
-        dense = [t for name, t in file.tensors.items() if name not in (EMBEDDING, HEAD) and "_exps." not in name]
-        self.dense: Mapping[str, NDArray[np.float32]] = {t.name: _room(memory, "dense", t) for t in dense}
         table = file.tensors[EMBEDDING]
+        dense = [t for name, t in file.tensors.items() if name not in (EMBEDDING, HEAD) and "_exps." not in name]
+        self._targets = [(t, _room(memory, "dense", t)) for t in dense]
         head = file.tensors.get(HEAD, table)
-        self.head = _room(memory, "head", head)
-        self._targets = [*((t, self.dense[t.name]) for t in dense), (head, self.head)]
+        self._targets.append((head, _room(memory, "head", head)))
         stored = file.raw(EMBEDDING).reshape(table.shape[1], -1)
         line = plan.line("embedding")
         self._rows = None
         if line is None or line.tier is not Tier.FILE:
             self._rows = memory.array("embedding", stored.shape, np.uint8, name=EMBEDDING)
-        self.embedding = QuantRows(stored if self._rows is None else self._rows, table.type.name)
+        self.by_name: Mapping[str, Weight] = {t.name: array for t, array in self._targets} | {
+            HEAD: self._targets[-1][1],
+            EMBEDDING: QuantRows(stored if self._rows is None else self._rows, table.type.name),
+        }
         self.stored_bytes = sum(tensor.nbytes for tensor, _ in self._targets)
         self.stored_bytes += 0 if self._rows is None else self._rows.nbytes
 

@@ -7,19 +7,27 @@ import pytest
 
 from strata.doctor.plan import Tier
 from strata.errors import PlanViolation
-from strata.runtime.kv_cache import KvCache, KvShape
+from strata.gguf.footprint import BufferSpec
+from strata.runtime.kv_cache import KvCache
 from strata.runtime.memory import PlannedMemory
 
 from .plans import plan_of, reservation
 
-SHAPES = [KvShape(2, 16, 8), KvShape(1, 16, 8)]
-CELL_VALUES = (2 + 1) * (16 + 8)
+HEADS = (2, 1)
+CELL_VALUES = sum(HEADS) * (16 + 8)
+
+
+def specs(capacity: int, kv: str) -> list[tuple[BufferSpec, BufferSpec]]:
+    return [
+        (BufferSpec(f"keys.{i}", (capacity, g, 16), kv), BufferSpec(f"values.{i}", (capacity, g, 8), kv))
+        for i, g in enumerate(HEADS)
+    ]
 
 
 @pytest.mark.parametrize(("kv", "size"), [("f16", 2), ("f32", 4)])
 def test_cells_take_what_the_plan_says_and_no_more(kv: str, size: int) -> None:
     with PlannedMemory(plan_of(reservation("kv_cache", 32 * CELL_VALUES * size, Tier.VRAM))) as memory:
-        cache = KvCache(memory, SHAPES, capacity=32, kv=kv)
+        cache = KvCache(memory, specs(32, kv), capacity=32)
         assert memory.left("kv_cache") == 0
         assert [(layer.keys.shape, layer.values.shape) for layer in cache.layers] == [
             ((32, 2, 16), (32, 2, 8)),
@@ -31,8 +39,8 @@ def test_cells_take_what_the_plan_says_and_no_more(kv: str, size: int) -> None:
 
 def test_one_position_more_than_planned_is_a_violation() -> None:
     lines = plan_of(reservation("kv_cache", 32 * CELL_VALUES * 2, Tier.VRAM))
-    with PlannedMemory(lines) as memory, pytest.raises(PlanViolation, match="of layer 1"):
-        KvCache(memory, SHAPES, capacity=33, kv="f16")
+    with PlannedMemory(lines) as memory, pytest.raises(PlanViolation, match=r"values\.1"):
+        KvCache(memory, specs(33, "f16"), capacity=33)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +49,7 @@ def test_one_position_more_than_planned_is_a_violation() -> None:
 )
 def test_a_shared_prefix_is_kept(held: list[int], asked: list[int], shared: int) -> None:
     with PlannedMemory(plan_of(reservation("kv_cache", 8 * CELL_VALUES * 4, Tier.VRAM))) as memory:
-        cache = KvCache(memory, SHAPES, capacity=8, kv="f32")
+        cache = KvCache(memory, specs(8, "f32"), capacity=8)
         cache.tokens.extend(held)
         assert cache.shared_prefix(asked) == shared
         cache.truncate(shared)

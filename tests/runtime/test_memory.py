@@ -116,8 +116,9 @@ def test_taken_memory_is_really_there_and_freed_memory_is_gone_even_while_a_view
     view = memory.array("slots", (1,), "f4", name="first of many")
     taken = anonymous_bytes() - before
     assert 64 * MIB <= taken < 72 * MIB
-    report = memory.report(taken)
+    report = memory.report(actual_bytes=taken, peak_bytes=taken + 1)
     assert (report.planned_bytes, report.allocated_bytes, report.actual_bytes) == (64 * MIB, 64 * MIB, taken)
+    assert report.difference_bytes == 64 * MIB - taken - 1
     memory.free()
     assert anonymous_bytes() - before < 8 * MIB
     assert memory.allocated_bytes() == 0
