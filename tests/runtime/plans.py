@@ -1,7 +1,10 @@
-"""Plans made by hand, for tests that need no model."""
+"""Plans made by hand, for tests that need no model, and real ones for a small machine."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from strata.doctor.facts import Facts, HostFacts, Probe, ProbeStatus
 from strata.doctor.plan import (
     CPU,
     HOST,
@@ -13,6 +16,9 @@ from strata.doctor.plan import (
     Reservation,
     Tier,
 )
+from strata.doctor.planner import make_plan
+from strata.gguf.model_facts import read_model_facts
+from strata.gguf.reader import GGUFFile
 
 
 def reservation(line: str, nbytes: int, tier: Tier = Tier.PAGEABLE) -> Reservation:
@@ -36,3 +42,17 @@ def plan_of(*reservations: Reservation) -> AllocationPlan:
         budgets=(),
         reservations=reservations,
     )
+
+
+def machine(ram_bytes: int = 4 << 30, threads: int = 2) -> Facts:
+    """A machine of which only RAM and cores are known."""
+    skipped: Probe[Any] = Probe(status=ProbeStatus.SKIPPED)
+    host = HostFacts(os="linux", ram_available_bytes=ram_bytes, cpu_physical=threads)
+    return Facts(
+        host=Probe(status=ProbeStatus.OK, value=host), nvml=skipped, cuda=skipped, pinned=skipped, disk=skipped
+    )
+
+
+def planned(file: GGUFFile, **options: Any) -> AllocationPlan:
+    """A real plan for a model on that machine."""
+    return make_plan(machine(), read_model_facts(file), PlanOptions(**options))
