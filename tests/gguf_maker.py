@@ -64,9 +64,8 @@ def encode_numbers(numbers: np.ndarray) -> Raw:
 def encode_value(value: object) -> bytes:
     """Type number and bytes of a value; int is UINT32, float FLOAT32, as in most files."""
     if isinstance(value, list):
-        value = (
-            encode_strings(value) if value and isinstance(value[0], str) else encode_numbers(np.array(value, np.int32))
-        )
+        texts = value and isinstance(value[0], str | bytes)
+        value = encode_strings(value) if texts else np.array(value, np.int32)
     if isinstance(value, np.ndarray):
         value = encode_numbers(value)
     if isinstance(value, Raw):
