@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from strata.doctor.budgets import TIER_NAMES
 from strata.doctor.candidates import Backend, Candidate
 from strata.doctor.request import Request
 from strata.doctor.units import size

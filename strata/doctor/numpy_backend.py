@@ -195,7 +195,7 @@ def _speeds(facts: Facts) -> Speeds:
     return Speeds(
         vram=ram,
         pinned=ram,
-        pageable=ram,
+        pageable=ram / 2,  # it is copied to the staging ring first
         file=file,
         ready=_READY_BYTES_PER_S,
         weights=_WEIGHTS_PER_CORE_S * cores,

@@ -47,7 +47,7 @@ class _Problem:
 
     @classmethod
     def of(cls, facts: Facts, model: ModelFacts, options: PlanOptions) -> _Problem:
-        backend = NumpyBackend(facts, model, options)
+        backend = backend_for(facts, model, options)
         request = resolve(model, options, backend.kv_types, backend.minimum_slots)
         return cls(backend, request, backend.limits.bounds())
 
@@ -73,6 +73,11 @@ class _Problem:
                 best = score, candidate
         assert best is not None
         return best[1]
+
+
+def backend_for(facts: Facts, model: ModelFacts, options: PlanOptions) -> Backend:
+    """Return what the planner needs to know of the backend that the options name."""
+    return NumpyBackend(facts, model, options)
 
 
 def make_plan(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationPlan:

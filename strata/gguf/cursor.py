@@ -10,7 +10,7 @@ from typing import NoReturn
 from strata.errors import ModelFileError
 
 # Real headers take some megabytes. This bounds what a hostile one can cost in time and memory.
-MAX_HEADER_BYTES = 256 << 20
+MAX_HEADER_BYTES = 128 << 20
 MAX_NAME_BYTES = 65_535  # of a key or tensor; the GGUF specification's limit for keys
 
 DAMAGED = "The file is damaged or was not downloaded completely: compare its size with the source's and fetch it again"
