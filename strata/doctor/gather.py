@@ -185,11 +185,11 @@ class _Gathering:
             self._probes["pinned"] = msgspec.structs.replace(first, value=value)
 
 
-def _decode(outcome: Probe[msgspec.Raw], facts_type: type[msgspec.Struct]) -> Probe[Any]:
+def _decode(outcome: Probe[Any], facts_type: type[msgspec.Struct]) -> Probe[Any]:
     if outcome.value is None:
         return outcome
     try:
-        value = msgspec.json.decode(outcome.value, type=facts_type)
+        value = msgspec.convert(outcome.value, facts_type, str_keys=True)
     except msgspec.MsgspecError as failure:
         error = ProbeError(message=f"the result could not be read: {failure}")
         return Probe(status=ProbeStatus.CRASHED, error=error, seconds=outcome.seconds)

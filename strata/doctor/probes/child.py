@@ -23,11 +23,10 @@ from strata.doctor.probes.request import ProbeRequest, ProbeStopped, Record
 
 def run_probe(facts: Iterator[msgspec.Struct], results: BinaryIO) -> None:
     """Write each state of the facts that the probe yields, then how it ended."""
-    value: msgspec.Raw | None = None
+    value: msgspec.Struct | None = None
     status, error = ProbeStatus.OK, None
     try:
-        for state in facts:
-            value = msgspec.Raw(msgspec.json.encode(state))
+        for value in facts:
             _write(results, Record(value=value))
     except ProbeStopped as stop:
         status, error = stop.status, stop.error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from strata.doctor.facts import ProbeError, ProbeStatus
@@ -38,6 +40,6 @@ class ProbeStopped(Exception):
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of a child's result file. The last whole line counts."""
 
-    value: msgspec.Raw | None = None
+    value: Any = None
     status: ProbeStatus | None = None  # None while the probe is still at work
     error: ProbeError | None = None

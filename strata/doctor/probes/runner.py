@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -61,9 +62,9 @@ def probe_job(group: str, request: ProbeRequest, time_limit_s: float) -> Job:
 def run_jobs(
     jobs: Sequence[Job],
     environment: Mapping[str, str] | None = None,
-    on_done: Callable[[str, Probe[msgspec.Raw]], None] = lambda group, probe: None,
-) -> dict[str, Probe[msgspec.Raw]]:
-    """Run `jobs` side by side and return each one's outcome, its value still undecoded.
+    on_done: Callable[[str, Probe[Any]], None] = lambda group, probe: None,
+) -> dict[str, Probe[Any]]:
+    """Run `jobs` side by side and return each one's outcome, its value still in the form that JSON has.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ def run_jobs(
     on_done : callable, optional
         Called with the group and its outcome as each ends.
     """
-    outcomes: dict[str, Probe[msgspec.Raw]] = {}
+    outcomes: dict[str, Probe[Any]] = {}
     with tempfile.TemporaryDirectory(prefix="strata-probe-", ignore_cleanup_errors=True) as folder:
         children: list[_Child] = []
         try:
@@ -135,7 +136,7 @@ class _Child:
             while block := os.read(stderr.fileno(), STDERR_BYTES):
                 self._stderr = (self._stderr + block)[-STDERR_BYTES:]
 
-    def check(self) -> Probe[msgspec.Raw] | None:
+    def check(self) -> Probe[Any] | None:
         """Return the outcome once there is one; kill the child when its time is up."""
         now = time.monotonic()
         ended = self._process.poll() is not None
@@ -146,7 +147,7 @@ class _Child:
             return None
         return self._outcome(now - self._started)
 
-    def _outcome(self, seconds: float) -> Probe[msgspec.Raw]:
+    def _outcome(self, seconds: float) -> Probe[Any]:
         last = self._last_record()
         if last.status is not None:  # the probe had finished; how its process ended no longer matters
             status, error = last.status, last.error
