@@ -15,7 +15,7 @@ QUERY_BLOCK = 16  # tokens that attention handles at a time
 CELL_BLOCK = 512  # KV cells that attention handles at a time
 TOKEN_BLOCK = 128  # tokens that one feed-forward product handles at a time
 SLOT_ALIGNMENT = 64  # bytes: a cache line
-DEQUANTISE_TEMPORARY_BYTES = 6 << 20  # most that `kernels.dequant.dequantise` allocates at once, for any type
+DEQUANTISE_TEMPORARY_BYTES = 2 << 20  # most that `kernels.dequant.dequantise` allocates at once, for any type
 
 ITEM_BYTES = {"f16": 2, "f32": 4, "i32": 4}
 
@@ -76,14 +76,14 @@ def workspace(model: ModelFacts, chunk: int, kv: str, threads: int) -> tuple[Buf
         BufferSpec("v", (chunk, groups * value)),
         BufferSpec("attended", (chunk, heads * value)),
         BufferSpec("ops.rows", (chunk, embedding)),
-        BufferSpec("ops.rotated", (2, chunk, heads * key // 2)),
+        BufferSpec("ops.rotated", (2, chunk * heads * key // 2)),
         BufferSpec("ops.angles", (2, chunk, key // 2)),
-        BufferSpec("ops.queries", (threads, queries * key)),
-        BufferSpec("ops.scores", (threads, queries * CELL_BLOCK)),
-        BufferSpec("ops.attended", (threads, 2, queries * value)),
+        BufferSpec("ops.queries", (threads, queries, key)),
+        BufferSpec("ops.scores", (threads, queries, CELL_BLOCK)),
+        BufferSpec("ops.attended", (threads, 2, queries, value)),
     ]
     if kv == "f16":
-        buffers.append(BufferSpec("ops.cells", (threads, 2, CELL_BLOCK * groups * max(key, value))))
+        buffers.append(BufferSpec("ops.cells", (threads, 2, CELL_BLOCK, groups * max(key, value))))
     if model.experts:
         rows = max(tokens, model.top_k)
         buffers += [

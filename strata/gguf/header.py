@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from mmap import mmap
 
-from strata.gguf.cursor import Cursor, shown
+from strata.gguf.cursor import Cursor
 from strata.gguf.metadata import Metadata, read_metadata
 from strata.gguf.tensors import TensorInfo, read_tensors
+from strata.gguf.wording import shown
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from strata.gguf.cursor import MAX_NAME_BYTES, Cursor, shown
+from strata.gguf.cursor import MAX_NAME_BYTES, Cursor
 from strata.gguf.types import TensorType
+from strata.gguf.wording import shown
 
 MAX_TENSORS = 1 << 16  # the largest models have a few thousand
 MAX_DIMENSIONS = 4
