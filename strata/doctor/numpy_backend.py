@@ -59,7 +59,6 @@ class NumpyBackend:
         context = footprint.Size(
             _CONTEXT_BASE + _CONTEXT_PER_TOKEN * m.vocab, f"{size(_CONTEXT_BASE)} + {m.vocab:,} tokens x 1 KiB"
         )
-        scratch = footprint.Size(footprint.DEQUANTISE_TEMPORARY_BYTES, "the most one dequantisation allocates")
         logits = footprint.logits(m)
         lines = [
             _line("context", "Python, libraries, tokenizer", Tier.VRAM, context),
@@ -80,7 +79,7 @@ class NumpyBackend:
                 len(work),
             ),
             _line("logits", "logits of one token", Tier.VRAM, footprint.Size(logits.nbytes, logits.formula)),
-            _line("dequant_scratch", "dequantisation", Tier.VRAM, scratch),
+            _line("temporaries", "NumPy's own temporaries", Tier.VRAM, footprint.temporaries_size(m, chunk)),
             _line("embedding", "token embedding, as stored", embedding, _stored(m.embedding_table)),
         ]
         if self.experts.total:
