@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 
-KIB = 1 << 10
-MIB = 1 << 20
-GIB = 1 << 30
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 def size(nbytes: float) -> str:
-    """Return `nbytes` in the largest binary unit that keeps it readable: ``322 MiB``, ``23.5 GiB``."""
+    """Return `nbytes` in the binary unit that reads best, no zeros trailing: ``322 MiB``, ``23.5 GiB``, ``512 B``."""
     if abs(nbytes) >= 1000 * MIB:
-        return f"{nbytes / GIB:,.1f} GiB"
-    if abs(nbytes) >= MIB:
-        return f"{nbytes / MIB:,.0f} MiB"
+        return f"{_short(nbytes / GIB, 2)} GiB"
+    if abs(nbytes) >= MIB // 10:
+        return f"{_short(nbytes / MIB, 1)} MiB"
     return f"{nbytes:,.0f} B"
 
 
@@ -27,3 +25,12 @@ def version(text: str | None) -> tuple[int, ...] | None:
     """Return the leading dotted number of `text` as integers (``"615.78.05"`` -> ``(615, 78, 5)``), or None."""
     match = re.match(r"\s*v?(\d{1,9}(?:\.\d{1,9}){0,5})", text or "")
     return tuple(int(part) for part in match[1].split(".")) if match else None
+
+
+def round_up(nbytes: int, step: int) -> int:
+    """Return the smallest multiple of `step` that is at least `nbytes`."""
+    return -(-nbytes // step) * step
+
+
+def _short(number: float, decimals: int) -> str:
+    return f"{number:,.{decimals}f}".rstrip("0").rstrip(".")

@@ -1,0 +1,10 @@
+"""The command line. This package is the only place that prints to the terminal or ends the program."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Run the `strata` command; never returns normally."""
+    from strata.cli.app import app
+
+    app()

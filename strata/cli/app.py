@@ -1,0 +1,108 @@
+"""Every command, its options and its help. What a command does lives in the module of its name.
+
+Annotations are evaluated here (no ``from __future__ import annotations``): typer reads them at run time. Modules
+are imported inside the commands, so that ``strata --help`` stays quick.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from strata.cli.options import Json, Model, with_plan_options
+from strata.cli.output import boundary
+
+if TYPE_CHECKING:
+    from strata.doctor.plan import PlanOptions
+
+app = typer.Typer(
+    name="strata",
+    help="Run Mixture-of-Experts models bigger than the graphics card, by a plan that is shown first.",
+    epilog="Exit codes: 0 fine, 1 a check failed or no plan fits, 2 wrong use, 3 not determined, 130 interrupted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+@boundary
+@with_plan_options
+def run(
+    model: Model,
+    prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Answer this and end; '-' reads stdin.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message of the chat.")] = None,
+    no_chat: Annotated[
+        bool, typer.Option("--no-chat", help="Continue the text as it is, without chat template.")
+    ] = False,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Most tokens of an answer.")
+    ] = None,
+    temp: Annotated[float, typer.Option("--temp", help="Temperature; 0 always takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option("--top-k", help="Sample among the N likeliest; 0 is no limit.")] = 40,
+    top_p: Annotated[float, typer.Option("--top-p", help="Sample among the likeliest that sum to P.")] = 0.95,
+    min_p: Annotated[float, typer.Option("--min-p", help="Leave out what is below P times the likeliest.")] = 0.05,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Same seed, same answer. [default: random, and said]")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Follow a saved plan.")] = None,
+    json: Json = False,
+    *,
+    options: "PlanOptions",
+) -> None:
+    """Check the machine, show the plan, load the model by it and answer.
+
+    Without -p it is a chat; with text on stdin it answers that.
+
+    [dim]strata run demo -p "What is the capital of France?"
+    strata run model.gguf --vram-budget 8GiB --max-context 8192[/]
+    """
+    from strata.cli.run import RunRequest, run_model
+
+    request = RunRequest(
+        model=model,
+        prompt=prompt,
+        system=system,
+        chat=not no_chat,
+        max_tokens=max_tokens,
+        temp=temp,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        plan_file=plan,
+        json=json,
+    )
+    run_model(request, options)
+
+
+@app.command()
+@boundary
+@with_plan_options
+def plan(
+    model: Model,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Save the plan for `run --plan`.")
+    ] = None,
+    facts: Annotated[Path | None, typer.Option("--facts", metavar="FILE", help="Plan for a recorded machine.")] = None,
+    json: Json = False,
+    *,
+    options: "PlanOptions",
+) -> None:
+    """Show what would be allocated, where, and why it fits, without loading anything.
+
+    [dim]strata plan model.gguf --max-context 16384 -o plan.json[/]
+    """
+    from strata.cli.plan import show_plan
+
+    show_plan(model, options, output=output, facts_file=facts, json=json)
+
+
+@app.command()
+@boundary
+def version() -> None:
+    """Print Strata's version."""
+    from strata import __version__
+
+    typer.echo(f"strata {__version__}")
