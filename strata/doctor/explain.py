@@ -8,7 +8,7 @@ from functools import cache
 
 import msgspec
 
-from strata.doctor.cuda_codes import CUDA_CODES
+from strata.doctor.cuda_causes import CUDA_CODES
 from strata.doctor.known_errors import KNOWN_ERRORS, TROUBLE
 
 LONGEST_LINE = 1000  # what is looked at of one line; error texts are shorter
