@@ -211,7 +211,8 @@ class CudaFacts(msgspec.Struct, frozen=True, kw_only=True):
     libnvml_loaded: str | None = None
     libnvml_candidates: tuple[LibraryFile, ...] = ()
     devices: tuple[CudaDevice, ...] = ()
-    kernel_ok: bool | None = None  # a one-line kernel was compiled, run and its result checked
+    kernel_ok: bool | None = None  # on every device a one-line kernel was compiled, run and its result checked
+    kernel_error: ProbeError | None = None  # what stopped the first one that failed
     unknown: dict[str, str] = {}
     sources: dict[str, str] = {}
 

@@ -54,7 +54,7 @@ class NumpyBackend:
     def fixed_lines(self, request: Request, chunk: int, embedding: Tier) -> tuple[Reservation, ...]:
         """See `candidates.Backend`."""
         m = self._model
-        work = footprint.workspace(m, chunk, request.kv, self.threads)
+        work = footprint.workspace(m, chunk, request.kv, request.threads)
         kv_arrays = 2 * sum(groups > 0 for groups in m.kv_heads)
         context = footprint.Size(
             _CONTEXT_BASE + _CONTEXT_PER_TOKEN * m.vocab, f"{size(_CONTEXT_BASE)} + {m.vocab:,} tokens x 1 KiB"
@@ -75,7 +75,7 @@ class NumpyBackend:
                 "workspace",
                 "activations of a prompt chunk",
                 Tier.VRAM,
-                footprint.workspace_size(m, chunk, request.kv, self.threads),
+                footprint.workspace_size(m, chunk, request.kv, request.threads),
                 len(work),
             ),
             _line("logits", "logits of one token", Tier.VRAM, footprint.Size(logits.nbytes, logits.formula)),

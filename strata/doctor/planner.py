@@ -48,8 +48,7 @@ class _Problem:
     @classmethod
     def of(cls, facts: Facts, model: ModelFacts, options: PlanOptions) -> _Problem:
         backend = backend_for(facts, model, options)
-        request = resolve(model, options, backend.kv_types, backend.minimum_slots)
-        return cls(backend, request, backend.limits.bounds())
+        return cls(backend, request_for(backend, model, options), backend.limits.bounds())
 
     def least(self) -> Candidate:
         rung = leanest(self.backend, self.request)
@@ -78,6 +77,11 @@ class _Problem:
 def backend_for(facts: Facts, model: ModelFacts, options: PlanOptions) -> Backend:
     """Return what the planner needs to know of the backend that the options name."""
     return NumpyBackend(facts, model, options)
+
+
+def request_for(backend: Backend, model: ModelFacts, options: PlanOptions) -> Request:
+    """Return what the options ask of a backend."""
+    return resolve(model, options, kv_types=backend.kv_types, minimum=backend.minimum_slots, threads=backend.threads)
 
 
 def make_plan(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationPlan:
@@ -147,7 +151,7 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
         context=request.context,
         chunk=where.chunk,
         kv=request.kv,
-        threads=backend.threads,
+        threads=request.threads,
         experts=ExpertCachePlan(
             total=total,
             slots=where.slots,

@@ -26,6 +26,8 @@ class Request:
         Prompt chunks the planner may choose from, largest first; one when the person chose.
     slots : int or None
         Exact number of expert slots, or None for what is left.
+    threads : int
+        That compute on the host.
     notes : tuple of str
         Defaults that were filled in, as sentences.
     """
@@ -34,7 +36,8 @@ class Request:
     kv: str
     chunks: tuple[int, ...]
     slots: int | None
-    notes: tuple[str, ...]
+    threads: int
+    notes: tuple[str, ...] = ()
 
 
 def minimum_slots(model: ModelFacts, classes: int = 1) -> int:
@@ -42,7 +45,9 @@ def minimum_slots(model: ModelFacts, classes: int = 1) -> int:
     return min(model.top_k, model.experts) * classes
 
 
-def resolve(model: ModelFacts, options: PlanOptions, kv_types: tuple[str, ...], minimum: int) -> Request:
+def resolve(
+    model: ModelFacts, options: PlanOptions, *, kv_types: tuple[str, ...], minimum: int, threads: int
+) -> Request:
     """Fill in defaults and refuse what cannot be meant.
 
     Parameters
@@ -51,6 +56,8 @@ def resolve(model: ModelFacts, options: PlanOptions, kv_types: tuple[str, ...], 
         What the backend's KV cache can be, its default first.
     minimum : int
         Fewest expert slots that work.
+    threads : int
+        That compute on the host.
 
     Raises
     ------
@@ -79,6 +86,7 @@ def resolve(model: ModelFacts, options: PlanOptions, kv_types: tuple[str, ...], 
         kv=kv,
         chunks=_chunks(options.prefill, context),
         slots=_slots(options.expert_cache, model, minimum),
+        threads=threads,
         notes=tuple(notes),
     )
 

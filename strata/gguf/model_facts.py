@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from strata.gguf.cursor import shown
 from strata.gguf.keys import ArchitectureKeys
+from strata.gguf.wording import shown
 
 if TYPE_CHECKING:  # the reader loads numpy, which those who only hold facts need not wait for
     from strata.gguf.reader import GGUFFile, TensorInfo

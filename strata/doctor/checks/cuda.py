@@ -5,7 +5,7 @@ from __future__ import annotations
 from strata.doctor.checks.check import Result, check, fail, passed
 from strata.doctor.checks.driver import cupy_major
 from strata.doctor.checks.machine import Machine, error_text
-from strata.doctor.cuda_codes import CUDA_CODES
+from strata.doctor.cuda_causes import CUDA_CODES
 from strata.doctor.facts import ProbeStatus
 from strata.doctor.units import version
 
