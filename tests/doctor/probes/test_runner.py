@@ -112,7 +112,7 @@ def test_result_stands_whatever_happens_in_teardown() -> None:
 
 
 def test_cut_off_and_foreign_lines_in_the_result_file_are_passed_over() -> None:
-    probe = run_code("write(value=1)\nopen(sys.argv[1], 'a').write('no json\\n{\"value\": 2, \"status\": \"o')")
+    probe = run_code('write(value=1)\nopen(sys.argv[1], \'a\').write(\'no json\\n{"value": 2, "status": "o\')')
     assert (probe.status, probe.value) == (ProbeStatus.CRASHED, 1)
 
 
@@ -192,9 +192,7 @@ def test_no_child_outlives_an_interruption() -> None:
     assert all(process.wait(timeout=10) is not None for process in processes)
 
 
-def test_probe_children_ignore_modules_where_the_person_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probe_children_ignore_modules_where_the_person_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "platform.py").write_text("raise SystemExit('shadowed')")
     monkeypatch.chdir(tmp_path)
     probe = run_jobs([probe_job("adapters", ProbeRequest(), 20.0)])["adapters"]
