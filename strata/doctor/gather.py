@@ -51,7 +51,7 @@ QUICK_PIN_SHARE = 0.25  # of the RAM that is available: a pin takes RAM away fro
 DEEP_PIN_SHARE = 0.9
 SECOND_PIN_BYTES = 64 << 20
 SLOWEST_PIN_BYTES_PER_S = 0.5e9  # touching, copying there and back; sets the deep probe's time limit
-RAM_BUFFER_BYTES = 512 << 20
+RAM_BUFFER_BYTES = 256 << 20
 RAM_BUFFER_SHARE = 0.125
 
 Progress = Callable[[str, ProbeStatus], None]

@@ -64,7 +64,6 @@ class NumpyBackend:
         context = footprint.Size(
             _CONTEXT_BASE + _CONTEXT_PER_TOKEN * m.vocab, f"{size(_CONTEXT_BASE)} + {m.vocab:,} tokens x 1 KiB"
         )
-        scratch = footprint.Size(footprint.DEQUANTISE_TEMPORARY_BYTES, "the most one dequantisation allocates")
         logits = footprint.logits(m)
         lines = [
             _line("context", "Python, libraries, tokenizer", Tier.VRAM, context),
@@ -86,7 +85,7 @@ class NumpyBackend:
             ),
             _line("recurrent_state", "recurrent state, float32", Tier.VRAM, _recurrent(m)),
             _line("logits", "logits of one token", Tier.VRAM, footprint.Size(logits.nbytes, logits.formula)),
-            _line("dequant_scratch", "dequantisation", Tier.VRAM, scratch),
+            _line("temporaries", "NumPy's own temporaries", Tier.VRAM, footprint.temporaries_size(m, chunk)),
             _line("embedding", "token embedding, as stored", host.embedding, _stored(m.embedding_table)),
         ]
         if self.experts.total:
