@@ -67,8 +67,8 @@ class Decoder(ABC):
         The arrays of `strata.gguf.footprint.workspace`; a call uses as many rows as it has tokens.
     kv : sequence of KvLayer
         One per layer.
-    experts : Experts
-        Never called for a dense model.
+    experts : Experts or None
+        None for a dense model.
     """
 
     rope_style: ClassVar[RopeStyle]
@@ -80,7 +80,7 @@ class Decoder(ABC):
         ops: Ops,
         buffers: Mapping[str, Array],
         kv: Sequence[KvLayer],
-        experts: Experts,
+        experts: Experts | None,
     ) -> None:
         self.config = config
         self.ops = ops
@@ -166,6 +166,7 @@ class Decoder(ABC):
         config = self.config
         norm, router = weights["ffn_norm"], weights["ffn_gate_inp"]
         self.ops.route(x, norm, config.eps, router, config.normalise, hidden, ids, factors)
+        assert self._experts is not None, "a model with routed experts needs a cache of them"
         self._experts.run(index, hidden, ids, results)
         self.ops.combine(results, factors, x)
 
