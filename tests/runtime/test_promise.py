@@ -80,7 +80,7 @@ def test_the_process_never_grows_beyond_its_plan(model: Path, options: dict[str,
     command = [sys.executable, "-c", CHILD, str(model), json.dumps({"max_context": 300, **options})]
     figures = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert figures["allocated"] <= figures["loaded"] <= figures["highest"]
-    # What was there before loading (interpreter, libraries) is what the "context" line is for: the rest must do without.
+    # The "context" line is for what was there before loading (interpreter, libraries): the rest must do without.
     assert figures["highest"] <= figures["planned"] - figures["context"]
     assert 0 <= figures["highest"] - figures["reported"] < 4 * MIB
     assert figures["after"] < 4 * MIB
