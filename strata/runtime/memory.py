@@ -67,7 +67,9 @@ class HostBlock:
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return a view into the block; see `Block`."""
-        return np.ndarray(shape, dtype, buffer=self._map, offset=offset)
+        nbytes = math.prod(shape) * dtype.itemsize
+        # Through frombuffer, which holds on to the mapping: ndarray(buffer=...) would be left pointing at nothing.
+        return np.frombuffer(self._map, np.uint8, nbytes, offset).view(dtype).reshape(shape)
 
     def release(self) -> None:
         """Give the memory back at once, even where views (in a traceback, say) still hold the mapping."""
