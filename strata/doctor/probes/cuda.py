@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -84,7 +82,7 @@ def steering_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def import_cupy(packages: Mapping[str, str]) -> ModuleType:
+def import_cupy(packages: Mapping[str, str]) -> Any:
     """Return the module cupy.
 
     Raises
@@ -94,8 +92,7 @@ def import_cupy(packages: Mapping[str, str]) -> ModuleType:
     """
     os.environ["CUPY_CACHE_IN_MEMORY"] = "1"  # the kernel must be compiled now, not found in a cache
     try:
-        cupy = importlib.import_module("cupy")
-        importlib.import_module("cupy.cuda.runtime")
+        import cupy
     except ImportError as failure:
         if not packages and isinstance(failure, ModuleNotFoundError) and failure.name == "cupy":
             raise ProbeStopped(

@@ -32,10 +32,10 @@ def read_disk(path: Path, root: Path) -> Iterator[DiskFacts]:
     found.values |= {"path": str(path), "file_bytes": size}
     found.take_all(("total_bytes", "free_bytes"), lambda: shutil.disk_usage(path)[::2])
     if sys.platform == "win32":
-        from strata.doctor.probes import windows
+        from strata.doctor.probes import windows_files
 
-        found.take_all(("mount", "device", "filesystem"), lambda: windows.volume(path))
-        found.take("rotational", lambda: windows.is_rotational(path))
+        found.take_all(("mount", "device", "filesystem"), lambda: windows_files.volume(path))
+        found.take("rotational", lambda: windows_files.is_rotational(path))
     else:
         found.take_all(("mount", "device", "filesystem"), lambda: mount_of(path, root))
         found.take("rotational", lambda: is_rotational(path.stat().st_dev, root))
