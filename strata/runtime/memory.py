@@ -191,7 +191,7 @@ class PlannedMemory:
         return sum(t.reservation.bytes for t in self._taken.values() if tier in (None, t.reservation.tier))
 
     def report(self, *, actual_bytes: int, peak_bytes: int) -> MemoryReport:
-        """Set the plan beside what was taken and the process's own growth, now and at its highest."""
+        """Set the plan beside what was taken and what the process holds, now and at its highest."""
         memories = tuple(
             TierMemory(tier, self._plan.planned_bytes(tier), self.allocated_bytes(tier))
             for tier in (Tier.VRAM, Tier.PINNED, Tier.PAGEABLE)

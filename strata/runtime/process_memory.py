@@ -44,10 +44,9 @@ class TierMemory(msgspec.Struct, frozen=True):
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Planned and actual, side by side.
 
-    `actual_bytes` is the growth of the process as the operating system counts it (`process_memory`), so it also
-    holds what no allocator of ours knows of. `difference_bytes` is planned minus the peak, and never negative in a
-    run that kept its promise. What the process held before loading (the plan's "context" line is for it) is planned,
-    but no growth.
+    `actual_bytes` is what the whole process holds (`anonymous_bytes`), interpreter and libraries included, for which
+    the plan has its "context" line: so it also holds what no allocator of ours knows of. `difference_bytes` is
+    planned minus the peak, and never negative in a run that kept its promise.
     """
 
     tiers: tuple[TierMemory, ...]
