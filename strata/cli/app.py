@@ -101,6 +101,47 @@ def plan(
 
 @app.command()
 @boundary
+@with_plan_options
+def doctor(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Check what this model needs, too.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="ID", help="Run this check only (repeatable).")
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option("--skip", metavar="ID", help="Leave this check out (repeatable).")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on warnings, too.")] = False,
+    facts: Annotated[Path | None, typer.Option("--facts", metavar="FILE", help="Judge a recorded machine.")] = None,
+    save_facts: Annotated[
+        Path | None, typer.Option("--save-facts", metavar="FILE", help="Record this machine.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="List every check with its evidence.")] = False,
+    json: Json = False,
+    *,
+    options: "PlanOptions",
+) -> None:
+    """Check this machine, and whether MODEL fits on it; nothing is loaded.
+
+    [dim]strata doctor
+    strata doctor model.gguf --vram-budget 8GiB[/]
+    """
+    from strata.cli.doctor import DoctorRequest, examine
+
+    request = DoctorRequest(
+        model=model,
+        facts_file=facts,
+        save_facts=save_facts,
+        only=tuple(only or ()),
+        skip=tuple(skip or ()),
+        strict=strict,
+        verbose=verbose,
+        json=json,
+    )
+    examine(request, options)
+
+
+@app.command()
+@boundary
 def version() -> None:
     """Print Strata's version."""
     from strata import __version__

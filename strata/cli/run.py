@@ -120,14 +120,14 @@ def _load(model: OpenModel, plan: AllocationPlan, options: PlanOptions, log: Run
         return _load_once(model, plan, log)
     except AllocationFailed as refusal:
         say(f"{refusal.asked}: {refusal.found}")
-        say("Planning once more, with no more than was granted.")
+        say("Planning once more, with no more RAM than was granted.")
         granted = _granted_bytes(plan, refusal)
-    smaller = msgspec.structs.replace(options, ram_budget_bytes=granted)
-    log.event("replan", line=refusal.line, ram_budget_bytes=granted)
-    again, _ = make_or_load_plan(model.facts, take_facts(model.file.path), smaller)
-    _show_plan(again, (), quiet=False)
-    require_feasible(again)
-    return _load_once(model, again, log)
+        log.event("replan", refused=refusal.line, ram_budget_bytes=granted)
+    options = msgspec.structs.replace(options, ram_budget_bytes=granted)
+    plan, _ = make_or_load_plan(model.facts, take_facts(model.file.path), options)
+    _show_plan(plan, (), quiet=False)
+    require_feasible(plan)
+    return _load_once(model, plan, log)
 
 
 def _granted_bytes(plan: AllocationPlan, refusal: AllocationFailed) -> int:

@@ -10,8 +10,8 @@ from strata.errors import ModelFileError
 from strata.gguf.strings import LENGTH, skip_strings
 from strata.gguf.wording import DAMAGED
 
-# Real headers take some megabytes. This bounds what a hostile one can cost in time and memory.
-MAX_HEADER_BYTES = 128 << 20
+# Real headers take up to about 12 MB. This bounds what a hostile one can cost in time and memory.
+MAX_HEADER_BYTES = 64 << 20
 MAX_NAME_BYTES = 65_535  # of a key or tensor; the GGUF specification's limit for keys
 
 _U32 = struct.Struct("<I")

@@ -3,6 +3,7 @@
 import reprlib
 
 DAMAGED = "The file is damaged or was not downloaded completely: compare its size with the source's and fetch it again"
+CONVERT_AGAIN = "Convert the model again with a current converter, or download a current GGUF of it"
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80

@@ -16,7 +16,7 @@ from strata.gguf.reader import GGUFFile
 from strata.runtime.expert_cache import CacheCounts
 from strata.runtime.generation import Generation, PrefillProgress, Sampler
 from strata.runtime.loader import LoadedModel, LoadProgress, MakePolicy, load_model
-from strata.runtime.memory import MemoryReport, PlannedMemory, Taker, take_host
+from strata.runtime.memory import TEMPORARIES_LINE, MemoryReport, PlannedMemory, Taker, charged_to, take_host
 from strata.runtime.models import load_config
 from strata.runtime.policies import FrequencyOverAge
 from strata.runtime.process_memory import anonymous_bytes
@@ -161,9 +161,10 @@ class Engine:
         decoder, kv, logits = self._model.decoder, self._model.kv, self._model.logits
         for start in range(0, len(tokens), self.plan.chunk):
             chunk = list(tokens[start : start + self.plan.chunk])
-            x = decoder.forward(np.array(chunk, np.int32), kv.length)
-            if start + len(chunk) == len(tokens):
-                decoder.logits(x[-1:], logits)
+            with charged_to(self.plan, TEMPORARIES_LINE):
+                x = decoder.forward(np.array(chunk, np.int32), kv.length)
+                if start + len(chunk) == len(tokens):
+                    decoder.logits(x[-1:], logits)
             kv.tokens.extend(chunk)  # the one step that makes the chunk part of the sequence
             self._peak = max(self._peak, anonymous_bytes())
             if progress:

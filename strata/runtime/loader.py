@@ -20,14 +20,14 @@ from strata.kernels.ops import Array
 from strata.runtime.expert_cache import ExpertCache
 from strata.runtime.expert_store import PAGEABLE_LINE, PINNED_LINE, STAGING_LINE, ExpertStore
 from strata.runtime.kv_cache import KvCache
-from strata.runtime.memory import PlannedMemory
+from strata.runtime.memory import TEMPORARIES_LINE, PlannedMemory, charged_to
 from strata.runtime.models import Decoder, ModelConfig, build_model
 from strata.runtime.policies import EvictionPolicy
 from strata.runtime.slots import HostSlots
 from strata.runtime.weights import Weights
 
-# What is carved into arrays. The other lines are charged for what no allocator of ours hands out: the interpreter and
-# its libraries, the temporaries of NumPy, the file.
+# What is carved into arrays. The other lines are charged for what nobody hands out: the interpreter and its
+# libraries ("context"), NumPy's temporaries, and the model file.
 _LINES = (
     "dense",
     "head",
@@ -98,9 +98,10 @@ def load_model(
         progress(read, to_read)
 
     progress(0, to_read)
-    weights.load(step)
-    if store:
-        store.load(step)
+    with charged_to(plan, TEMPORARIES_LINE):
+        weights.load(step)
+        if store:
+            store.load(step)
     decoder = build_model(config, weights.by_name, ops, buffers, kv.layers, experts)
     return LoadedModel(decoder, kv, experts, logits)
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -29,6 +30,8 @@ from strata.kernels.ops import Array
 
 ALIGNMENT = 64  # bytes; a cache line, and enough for every vector load
 _DTYPES = {"f16": np.float16, "f32": np.float32, "i32": np.int32}  # by the names that footprints use
+TEMPORARIES_LINE = "temporaries"  # charged for what libraries allocate by themselves
+_REMEDY = "Close other programs, or plan again with a smaller budget"
 _TOUCH_STEP = 256 << 20  # bytes touched between two chances to be interrupted
 
 AllocationLog = Callable[[Reservation, str], None]  # the reservation, and "ok" or the backend's error
@@ -251,13 +254,29 @@ class PlannedMemory:
             raise AllocationFailed(
                 f'take {reservation.bytes} bytes of {reservation.tier} memory for "{line}" ({reservation.what})',
                 f"the memory was refused ({code})",
-                "Close other programs, or plan again with a smaller budget.",
+                _REMEDY,
                 line=line,
                 nbytes=reservation.bytes,
             ) from error
         self._log(reservation, "ok")
         taken = self._taken[line] = _Taken(reservation, block)
         return taken
+
+
+@contextmanager
+def charged_to(plan: AllocationPlan, line: str) -> Iterator[None]:
+    """Turn a `MemoryError` into an `AllocationFailed` of `line`, for memory that a library takes by itself."""
+    try:
+        yield
+    except MemoryError as error:
+        reservation = plan.line(line)
+        raise AllocationFailed(
+            f'work within the plan\'s line "{line}"',
+            f"the memory was refused ({error or 'no reason was given'})",
+            _REMEDY,
+            line=line,
+            nbytes=reservation.bytes if reservation else 0,
+        ) from error
 
 
 def _violation(line: str, name: str, found: str) -> PlanViolation:

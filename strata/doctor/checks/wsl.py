@@ -74,7 +74,7 @@ def vram_beyond_ram(m: Machine) -> Result | None:
         "A GPU has more memory than this system has RAM; filling it can crash Windows.",
         *(m.says("nvml.gpus", f"{name}: {size(total or 0)} VRAM") for name, total in big.items()),
         m.says("host.ram_total_bytes", f"RAM given to WSL2: {size(ram)}"),
-        remedy=f"--vram-budget {ram // GIB}GiB; or more RAM: %USERPROFILE%\\.wslconfig: [wsl2] memory=..., wsl --shutdown",
+        remedy=f"--vram-budget {ram // GIB}GiB; or more RAM: [wsl2] memory=... in %USERPROFILE%\\.wslconfig",
     )
 
 
