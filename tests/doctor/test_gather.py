@@ -135,6 +135,17 @@ def test_without_a_usable_device_nothing_is_pinned_and_the_speed_probe_is_told(
     assert reason in told
 
 
+@pytest.mark.parametrize("status", [ProbeStatus.TIMED_OUT, ProbeStatus.CRASHED, ProbeStatus.UNSUPPORTED])
+def test_cuda_probes_leave_a_broken_nvml_alone(monkeypatch: pytest.MonkeyPatch, status: ProbeStatus) -> None:
+    children = FakeChildren(host=HOST, cuda=CUDA, nvml=Probe(status=status, error=ProbeError("it hangs")))
+    run(monkeypatch, children)
+    for group in ("cuda", "speed"):
+        assert children.requests[group][0].nvml_missing == "the nvml probe did not succeed: it hangs"
+    children = FakeChildren(host=HOST, cuda=CUDA)
+    run(monkeypatch, children)
+    assert children.requests["cuda"][0].nvml_missing is None
+
+
 BOTH_REFUSED = PinnedFacts(
     asked_bytes=GIB,
     refusal=ProbeError("no device", 100),

@@ -58,7 +58,7 @@ def probe(request: ProbeRequest) -> Iterator[CudaFacts]:
     found.take("libnvml_candidates", libraries.search_nvml)
     yield CudaFacts(**found.fields())
     cupy = import_cupy(found.values["cupy_packages"])
-    with NvmlGauge.open() as gauge:
+    with NvmlGauge.open(request.nvml_missing) as gauge:
         yield from read_cuda(found, cupy, gauge, driver_library)
 
 
