@@ -152,7 +152,7 @@ def read_cuda(found: Collector, cupy: Any, gauge: NvmlGauge, driver_library: Any
         yield CudaFacts(**found.fields())  # a crash on the next device must not lose this one
         device, kernel_error = _device(cupy, ordinal, gauge, driver_library)
         found.values["devices"] += (device,)
-        found.values.setdefault("kernel_error", kernel_error)
+        found.values["kernel_error"] = found.values.get("kernel_error") or kernel_error
     if count:
         found.values["kernel_ok"] = found.values["kernel_error"] is None
     yield CudaFacts(**found.fields())
