@@ -90,7 +90,8 @@ def too_old(m: Machine) -> Result | None:
     "CUDA driver version is insufficient", whatever the call was."""
     major, driver = cupy_major(m), version(m.nvml.driver_version)
     needed = OLDEST_DRIVER[major][m.host.os == "windows"] if major else None
-    code = m.met(35)
+    absent = m.facts.cuda.value is not None and not m.cuda.libcuda_candidates  # then code 35 is not about versions
+    code = () if absent else m.met(35)
     supports = version(m.nvml.cuda_driver_version)
     too_low = bool(driver and needed and driver < needed and m.host.wsl != "wsl2")  # WSL's number is not the driver's
     too_low = too_low or bool(supports and major and supports[0] < major)
@@ -122,7 +123,7 @@ def too_old(m: Machine) -> Result | None:
 def no_libcuda(m: Machine) -> Result | None:
     """The driver is there but libcuda is not on the search path: a headless package without the compute library, or a
     container started without the driver's compute capability. CuPy reports it as "driver version is insufficient"."""
-    if not m.nvml.gpus or m.facts.cuda.value is None or m.cuda.libcuda_candidates or m.cuda.libcuda_loaded:
+    if not m.nvml.gpus or not m.met(35) or m.cuda.libcuda_candidates or m.cuda.libcuda_loaded:
         return passed("libcuda is on the search path.")
     return fail(
         "The driver works, but its CUDA library (libcuda) is nowhere on the search path.",

@@ -119,7 +119,7 @@ class Machine:
         if pinned.value:
             found += [("pinned", pinned.value.refusal), ("pinned", pinned.value.malloc_refusal)]
         found.append(("run", self.last_run.refusal))
-        return tuple((group, error) for group, error in found if error)
+        return tuple(dict.fromkeys((group, error) for group, error in found if error))
 
     def met(self, *codes: int) -> tuple[Evidence, ...]:
         """Return as evidence every CUDA error met that has one of `codes`."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.machine import Machine, error_text
 from strata.doctor.findings import Evidence
-from strata.doctor.plan import Tier
 from strata.doctor.units import GIB, size
 
 COUNTS = ("pinned.granted_bytes", "pinned.asked_bytes")
@@ -78,42 +79,6 @@ def windows_half(m: Machine) -> Result | None:
     )
 
 
-@check("STR-CTX-BROKEN", "Usable CUDA context", needs=("cuda.devices",), essential=True)
-def broken_context(m: Machine) -> Result | None:
-    """The first CUDA call of a process fails, whatever it is: a 322 MiB page-locked request with "no CUDA-capable
-    device", then cudaMalloc too, while nvidia-smi and other programs see the GPU. That is not a pinning limit: this
-    environment cannot make a context, because the CUDA runtime or toolkit it uses does not match the driver."""
-    both_refused = bool(
-        m.pinned and not m.pinned.granted_bytes and m.pinned.refusal and m.pinned.malloc_after_refusal_ok is False
-    )
-    unexplained = any(group == "cuda" and error.code == 100 for group, error in m.cuda_errors)
-    hidden = m.cuda.visible_devices is not None or "CUDA_VISIBLE_DEVICES" in m.cuda.environment
-    if not m.nvml.gpus or not (both_refused or (unexplained and not hidden)):
-        return passed("A context can be made: device memory and page-locked memory are both granted.")
-    seen = f"the driver sees {len(m.nvml.gpus)} GPU(s)"
-    evidence = [
-        m.says(
-            "nvml.driver_version",
-            f"driver {m.nvml.driver_version or '?'}, up to CUDA {m.nvml.cuda_driver_version or '?'}",
-        ),
-        m.says(
-            "cuda.runtime_version", f"CUDA runtime {m.cuda.runtime_version or '?'}, NVRTC {m.cuda.nvrtc_version or '?'}"
-        ),
-        *(m.says(group, error_text(error)) for group, error in m.cuda_errors),
-        m.says("cuda.libcuda_loaded", f"libcuda: {m.cuda.libcuda_loaded or 'not known'}"),
-        m.says("cuda.devices", f"{len(m.cuda.devices)} CUDA device(s) here; {seen}"),
-    ]
-    if m.pinned and m.pinned.fresh_process_ok:
-        evidence.append(m.says("pinned.fresh_process_ok", "the same request succeeds in a fresh process"))
-    return fail(
-        f"CUDA runtime {m.cuda.runtime_version or '?'} cannot use the GPU on driver {m.nvml.driver_version or '?'} "
-        f"(CUDA {m.nvml.cuda_driver_version or '?'}), although {seen}.",
-        *evidence,
-        remedy=f"In a fresh environment: pip install 'strata[{m.cuda_extra()}]' "
-        "(an own build: rebuild with the toolkit of the driver's CUDA version)",
-    )
-
-
 @check("STR-PIN-LATCHED", "Refused pin reported later", needs=("run.refusal",))
 def latched(m: Machine) -> Result | None:
     """An unrelated kernel launch says "out of memory" with gigabytes free: a refused page-locking request left its
@@ -153,17 +118,20 @@ def coupled(m: Machine) -> Result | None:
     )
 
 
-@check("STR-PIN-CALL", "Size of one registration", needs=("pinned.register_granted_bytes",))
+@check("STR-PIN-CALL", "Size of one registration", needs=("run.refusal", "pinned.register_granted_bytes"))
 def one_call(m: Machine) -> Result | None:
     """Registering a whole arena in one call is refused while slices of it succeed (2 GiB a call in loaded WDDM
     processes, 512 GiB on newer drivers). Strata registers in slices and says how many."""
-    p = m.pinned
-    if p is None or p.register_refusal is None or not p.register_granted_bytes:
-        return passed("Memory can be registered in the size that was tried.")
+    error, slices = m.last_run.refusal, m.pinned.register_granted_bytes if m.pinned else None
+    if error is None:
+        return None
+    if "hostregister" not in (error.call or "").lower() or error.code == 1 or not slices:
+        return passed("The last run's failed call was not a large registration.")
     return warn(
-        f"One registration is refused beyond {size(p.register_granted_bytes)}; more slices are needed.",
-        m.says("pinned.register_refusal", error_text(p.register_refusal)),
-        remedy=f"Nothing to do: plans use slices of at most {size(p.largest_chunk_bytes)}",
+        f"One large registration was refused; slices of {size(slices)} are granted.",
+        m.says("run.refusal", error_text(error)),
+        m.says("pinned.register_granted_bytes", f"{size(slices)} registered in one call by the probe"),
+        remedy=f"Plan anew: strata plan MODEL; plans register in slices of at most {size(slices)}",
     )
 
 
@@ -198,16 +166,20 @@ def verified(m: Machine) -> Result | None:
     )
 
 
-@check("STR-PIN-ZERO", "Empty page-locked range", needs=("plan",))
+@check("STR-PIN-ZERO", "Empty page-locked range", needs=("run.refusal",))
 def zero_bytes(m: Machine) -> Result | None:
-    """cudaHostRegister answers "invalid argument" for zero bytes. A plan must not hold an empty page-locked line."""
-    empty = [r for r in m.plan.reservations if r.tier is Tier.PINNED and not r.bytes] if m.plan else []
-    if not empty:
-        return passed("No page-locked line of the plan is empty.")
+    """cudaHostRegister answers "invalid argument" (1) when it is given zero bytes. Nothing is wrong with the machine:
+    whoever plans must not lock empty ranges."""
+    error = m.last_run.refusal
+    if error is None:
+        return None
+    call = error.call or ""
+    if error.code != 1 or "host" not in call.lower() or not re.search(r"\(0(?:\.0+)? ?(?:[KMG]i?B|bytes)?\)", call):
+        return passed("The last run's failed call was not for an empty range.")
     return fail(
-        f"The plan would page-lock zero bytes for {empty[0].what}.",
-        m.says("plan", f"{empty[0].id}: {empty[0].formula}"),
-        remedy="Make the plan anew: strata plan MODEL -o plan.json",
+        "The last run page-locked an empty range.",
+        m.says("run.refusal", error_text(error)),
+        remedy="Send us: strata report. Until then: --pinned-budget 0",
     )
 
 

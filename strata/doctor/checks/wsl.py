@@ -14,6 +14,14 @@ def elsewhere(m: Machine) -> bool:
     return m.host.wsl != "wsl2"
 
 
+def foreign_libcuda(m: Machine) -> bool:
+    """Return whether WSL2 uses a libcuda that is not the one from Windows."""
+    if elsewhere(m) or not m.cuda.libcuda_candidates:
+        return False
+    first = m.cuda.libcuda_candidates[0]
+    return WINDOWS_LIBRARIES not in (m.cuda.libcuda_loaded or first.target or first.path)
+
+
 @check("STR-WSL-ONE", "WSL version", needs=(), scope=("host.wsl",))
 def wsl_one(m: Machine) -> Result | None:
     """WSL1 translates system calls and has no GPU at all; only WSL2 runs CUDA."""
@@ -49,8 +57,7 @@ def shadowed_libcuda(m: Machine) -> Result | None:
     if elsewhere(m) or not m.cuda.libcuda_candidates:
         return None
     used = m.cuda.libcuda_loaded or m.cuda.libcuda_candidates[0].path
-    first = m.cuda.libcuda_candidates[0]
-    if WINDOWS_LIBRARIES in used or WINDOWS_LIBRARIES in (first.target or ""):
+    if not foreign_libcuda(m):
         return passed("libcuda is the one from Windows.", m.says("cuda.libcuda_candidates", used))
     return fail(
         f"The libcuda used is {used}, not the one that Windows provides: it finds no GPU.",
