@@ -12,15 +12,22 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from strata.doctor.budgets import Bound, Limits, room
 from strata.doctor.experts import ExpertSizes
-from strata.doctor.plan import DeviceRef, Reservation, Tier
+from strata.doctor.plan import DeviceRef, Reservation, SlotClass, Tier
 from strata.doctor.request import Request
 from strata.doctor.speed import Placement, Speeds, Traffic
 
-STEPS = 8  # parts in which the experts kept as stored are traded for slots, where both draw on one memory
+STEPS = 4  # parts in which the experts kept as stored are traded for slots, where both draw on one memory
+
+
+class HostChoice(NamedTuple):
+    """Where the embedding lies, and the ring through which experts reach their slots."""
+
+    embedding: Tier
+    staging: Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,7 @@ class Rung:
     """One choice of the ladders. `pinned` and `pageable` are the most experts kept as stored in those tiers."""
 
     chunk: int
-    embedding: Tier
+    host: HostChoice
     pinned: int
     pageable: int
 
@@ -38,7 +45,8 @@ class Backend(Protocol):
 
     device: DeviceRef
     kv_types: tuple[str, ...]  # default first
-    embedding_tiers: tuple[Tier, ...]  # best first; the last one costs nothing
+    chunks: tuple[int, ...]  # prompt chunks to choose from, largest first
+    host_choices: tuple[HostChoice, ...]  # best first; the last one needs the least
     threads: int  # that compute on the host
     minimum_slots: int
     experts: ExpertSizes
@@ -46,17 +54,23 @@ class Backend(Protocol):
     speeds: Speeds
     notes: tuple[str, ...]
 
-    def fixed_lines(self, request: Request, chunk: int, embedding: Tier) -> tuple[Reservation, ...]:
+    def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """Return every line but those of the experts, in the order they are taken."""
 
     def slot_bytes(self, slots: int) -> int:
-        """Return the bytes of `slots` ready experts, granularity included; never less for more of them."""
+        """Return the bytes of `slots` ready experts, granularity included; never less for more of them.
+
+        `slots` is between `minimum_slots` and all experts.
+        """
 
     def stored_bytes(self, experts: int) -> int:
         """Return the bytes that hold any `experts` of them as stored, granularity included."""
 
     def expert_lines(self, slots: int, pinned: int, pageable: int) -> tuple[Reservation, ...]:
         """Return the lines of the experts: ready slots, and as stored by tier."""
+
+    def slot_classes(self, slots: int) -> tuple[SlotClass, ...]:
+        """Return how `slots` are shared out among the sizes of experts."""
 
     def traffic(self, request: Request) -> Traffic:
         """Return what the forward pass touches."""
@@ -77,13 +91,13 @@ def rungs(backend: Backend, request: Request) -> Iterator[Rung]:
     total = backend.experts.total
     pinned = _steps(backend.limits, Tier.PINNED, total)
     pageable = _steps(backend.limits, Tier.PAGEABLE, total)
-    for chunk, embedding, p, q in product(request.chunks, backend.embedding_tiers, pinned, pageable):
-        yield Rung(chunk, embedding, p, q)
+    for chunk, host, p, q in product(request.chunks, backend.host_choices, pinned, pageable):
+        yield Rung(chunk, host, p, q)
 
 
 def leanest(backend: Backend, request: Request) -> Rung:
     """Return the choice that needs the least of every memory: if it does not fit, none does."""
-    return Rung(request.chunks[-1], backend.embedding_tiers[-1], 0, 0)
+    return Rung(request.chunks[-1], backend.host_choices[-1], 0, 0)
 
 
 def _steps(limits: Limits, tier: Tier, total: int) -> tuple[int, ...]:
@@ -125,9 +139,16 @@ def fill(
         used[Tier.PAGEABLE] += backend.stored_bytes(pageable)
         if request.slots is None:
             used[Tier.VRAM] -= backend.slot_bytes(slots)
-            left = room(bounds, used, Tier.VRAM)
-            slots = bisect_right(range(total + 1), left, key=backend.slot_bytes) - 1
-    return Candidate(rung, fixed, Placement(rung.chunk, rung.embedding, slots, pinned, pageable), fits)
+            slots = _most_slots(backend, slots, room(bounds, used, Tier.VRAM))
+    return Candidate(rung, fixed, Placement(rung.chunk, *rung.host, slots, pinned, pageable), fits)
+
+
+def _most_slots(backend: Backend, least: int, left: int) -> int:
+    """The most slots that fit into `left` bytes; `least` do."""
+    total = backend.experts.total
+    if backend.slot_bytes(total) <= left:
+        return total
+    return least + bisect_right(range(least, total), left, key=backend.slot_bytes) - 1
 
 
 def _most(backend: Backend, wanted: int, left: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from strata.gguf.model_facts import ExpertClass, ModelFacts
 
@@ -46,6 +47,25 @@ class ExpertSizes:
             total += taken * c.bytes
             left -= taken
         return total
+
+    def spread(self, slots: int, least: int) -> tuple[int, ...]:
+        """Share slots out among the classes: `least` each, the others in proportion to their experts.
+
+        The others go one by one to the class that has the fewest for its size (d'Hondt's method, in closed form but for
+        the last few), so that one more slot never takes one from any class.
+
+        Parameters
+        ----------
+        slots : int
+            Between `least` for each class and all experts.
+        """
+        weights = [count(c) - least for c in self.classes]
+        rest = slots - least * len(weights)
+        shares = [rest * weight // max(sum(weights), 1) for weight in weights]
+        for _ in range(rest - sum(shares)):
+            poorest = min((i for i, w in enumerate(weights) if w), key=lambda i: Fraction(shares[i] + 1, weights[i]))
+            shares[poorest] += 1
+        return tuple(least + share for share in shares)
 
 
 def count(c: ExpertClass) -> int:

@@ -17,7 +17,7 @@ def given_up(backend: Backend, request: Request, chosen: Candidate) -> tuple[str
             f"Prompts are read {where.chunk} tokens at a time instead of {request.chunks[0]}: "
             "a larger workspace would have cost more than it gains."
         )
-    if where.embedding is not backend.embedding_tiers[0]:
+    if where.embedding is not backend.host_choices[0].embedding:
         sentences.append(f"The embedding lies in {TIER_NAMES[where.embedding]}: a row is read for each token.")
     if where.slots < total:
         whole = size(backend.slot_bytes(total))

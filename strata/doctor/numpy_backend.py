@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from strata.doctor.budgets import numpy_limits
+from strata.doctor.candidates import HostChoice
 from strata.doctor.experts import ExpertSizes
 from strata.doctor.facts import Facts, HostFacts
-from strata.doctor.plan import CPU, HOST, DeviceRef, PlanOptions, Reservation, Tier
+from strata.doctor.plan import CPU, HOST, DeviceRef, PlanOptions, Reservation, SlotClass, Tier
 from strata.doctor.request import Request, minimum_slots
 from strata.doctor.speed import Speeds, Traffic
 from strata.doctor.units import MIB, round_up, size
@@ -33,7 +34,11 @@ class NumpyBackend:
     """Implements `candidates.Backend`."""
 
     kv_types: tuple[str, ...] = ("f32", "f16")
-    embedding_tiers: tuple[Tier, ...] = (Tier.PAGEABLE, Tier.FILE)
+    chunks: tuple[int, ...] = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
+    host_choices: tuple[HostChoice, ...] = (
+        HostChoice(Tier.PAGEABLE, Tier.PAGEABLE),
+        HostChoice(Tier.FILE, Tier.PAGEABLE),
+    )
 
     def __init__(self, facts: Facts, model: ModelFacts, options: PlanOptions) -> None:
         if options.vram_reserve_bytes is not None:
@@ -51,7 +56,7 @@ class NumpyBackend:
         self._slot_bytes = footprint.expert_slot_size(model).bytes
         self.speeds = _speeds(facts)
 
-    def fixed_lines(self, request: Request, chunk: int, embedding: Tier) -> tuple[Reservation, ...]:
+    def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """See `candidates.Backend`."""
         m = self._model
         work = footprint.workspace(m, chunk, request.kv, request.threads)
@@ -78,13 +83,14 @@ class NumpyBackend:
                 footprint.workspace_size(m, chunk, request.kv, request.threads),
                 len(work),
             ),
+            _line("recurrent_state", "recurrent state, float32", Tier.VRAM, _recurrent(m)),
             _line("logits", "logits of one token", Tier.VRAM, footprint.Size(logits.nbytes, logits.formula)),
             _line("temporaries", "NumPy's own temporaries", Tier.VRAM, footprint.temporaries_size(m, chunk)),
-            _line("embedding", "token embedding, as stored", embedding, _stored(m.embedding_table)),
+            _line("embedding", "token embedding, as stored", host.embedding, _stored(m.embedding_table)),
         ]
         if self.experts.total:
             one = footprint.Size(self.experts.largest_stored_bytes, "the largest expert as stored")
-            lines.append(_line("staging_ring", "an expert on its way to a slot", Tier.PAGEABLE, one))
+            lines.append(_line("staging_ring", "an expert on its way to a slot", host.staging, one))
         return tuple(line for line in lines if line.bytes)
 
     def slot_bytes(self, slots: int) -> int:
@@ -127,6 +133,11 @@ class NumpyBackend:
         ]
         return tuple(line for line in lines if line.bytes)
 
+    def slot_classes(self, slots: int) -> tuple[SlotClass, ...]:
+        """See `candidates.Backend`. Ready experts are float32 and so of one size."""
+        layers = tuple(sorted(layer for c in self.experts.classes for layer in c.layers))
+        return (SlotClass(line="expert_slots", layers=layers, slots=slots, slot_bytes=self._slot_bytes),)
+
     def traffic(self, request: Request) -> Traffic:
         """See `candidates.Backend`."""
         m, e = self._model, self.experts
@@ -145,6 +156,10 @@ class NumpyBackend:
             stored_bytes=e.stored_bytes // max(e.total, 1),
             weights_per_token=per_token,
         )
+
+
+def _recurrent(model: ModelFacts) -> footprint.Size:
+    return footprint.Size(model.recurrent_state_bytes, "states and convolution windows of all recurrent layers")
 
 
 def _stored(group: TensorGroup) -> footprint.Size:
@@ -196,6 +211,7 @@ def _speeds(facts: Facts) -> Speeds:
         pinned=ram,
         pageable=ram / 2,  # it is copied to the staging ring first
         file=file,
+        unstaged=ram,
         ready=_READY_BYTES_PER_S,
         weights=_WEIGHTS_PER_CORE_S * cores,
         layer_s=_LAYER_S,

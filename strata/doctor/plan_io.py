@@ -10,7 +10,7 @@ import msgspec
 
 from strata import __version__
 from strata.doctor.budgets import TIER_NAMES
-from strata.doctor.candidates import Backend
+from strata.doctor.candidates import Backend, HostChoice
 from strata.doctor.facts import Facts
 from strata.doctor.invariants import broken
 from strata.doctor.plan import SCHEMA_VERSION, AllocationPlan, Tier
@@ -80,7 +80,9 @@ def _too_small(plan: AllocationPlan, backend: Backend) -> Iterator[str]:
     if plan.kv not in backend.kv_types:
         yield f"the KV cache cannot be {plan.kv} here"
         return
-    embedding = plan.line("embedding")
+    lie = {line.id: line.tier for line in plan.reservations}
+    leanest = backend.host_choices[-1]
+    host = HostChoice(lie.get("embedding", leanest.embedding), lie.get("staging_ring", leanest.staging))
     request = Request(
         context=plan.context,
         kv=plan.kv,
@@ -88,7 +90,7 @@ def _too_small(plan: AllocationPlan, backend: Backend) -> Iterator[str]:
         slots=plan.experts.slots,
         threads=plan.threads,
     )
-    fixed = backend.fixed_lines(request, plan.chunk, embedding.tier if embedding else backend.embedding_tiers[-1])
+    fixed = backend.fixed_lines(request, plan.chunk, host)
     e = plan.experts
     for needed in fixed + backend.expert_lines(e.slots, e.pinned, e.pageable):
         line = plan.line(needed.id)

@@ -15,7 +15,7 @@ import msgspec
 
 from strata import __version__
 from strata.doctor.budgets import Bound, with_ram
-from strata.doctor.candidates import Backend, Candidate, fill, leanest, rungs
+from strata.doctor.candidates import Backend, Candidate, HostChoice, fill, leanest, rungs
 from strata.doctor.changes import smallest_changes
 from strata.doctor.facts import Facts
 from strata.doctor.ladders import given_up
@@ -52,16 +52,16 @@ class _Problem:
 
     def least(self) -> Candidate:
         rung = leanest(self.backend, self.request)
-        fixed = self.backend.fixed_lines(self.request, rung.chunk, rung.embedding)
+        fixed = self.backend.fixed_lines(self.request, rung.chunk, rung.host)
         return fill(self.backend, self.request, self.bounds, rung, fixed)
 
     def best(self) -> Candidate:
         """The candidate with the best score, the first of equals. Something fits: `least` did."""
         traffic = self.backend.traffic(self.request)
-        fixed: dict[tuple[int, Tier], tuple[Reservation, ...]] = {}
+        fixed: dict[tuple[int, HostChoice], tuple[Reservation, ...]] = {}
         best: tuple[float, Candidate] | None = None
         for rung in rungs(self.backend, self.request):
-            key = rung.chunk, rung.embedding
+            key = rung.chunk, rung.host
             if key not in fixed:
                 fixed[key] = self.backend.fixed_lines(self.request, *key)
             candidate = fill(self.backend, self.request, self.bounds, rung, fixed[key])
@@ -81,7 +81,14 @@ def backend_for(facts: Facts, model: ModelFacts, options: PlanOptions) -> Backen
 
 def request_for(backend: Backend, model: ModelFacts, options: PlanOptions) -> Request:
     """Return what the options ask of a backend."""
-    return resolve(model, options, kv_types=backend.kv_types, minimum=backend.minimum_slots, threads=backend.threads)
+    return resolve(
+        model,
+        options,
+        kv_types=backend.kv_types,
+        chunks=backend.chunks,
+        minimum=backend.minimum_slots,
+        threads=backend.threads,
+    )
 
 
 def make_plan(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationPlan:
@@ -137,6 +144,7 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
     where = chosen.placement
     lines = chosen.fixed + backend.expert_lines(where.slots, where.pinned, where.pageable)
     total = backend.experts.total
+    classes = backend.slot_classes(where.slots) if total else ()
     return AllocationPlan(
         strata_version=__version__,
         model=ModelIdentity(
@@ -155,11 +163,12 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
         experts=ExpertCachePlan(
             total=total,
             slots=where.slots,
-            slot_bytes=backend.slot_bytes(1) if total else 0,
+            slot_bytes=max((c.slot_bytes for c in classes), default=0),
             minimum_slots=backend.minimum_slots,
             pinned=where.pinned,
             pageable=where.pageable,
             file=total - where.pinned - where.pageable,
+            classes=classes,
         ),
         budgets=backend.limits.budgets,
         shared=backend.limits.shared,

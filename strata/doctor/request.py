@@ -9,7 +9,6 @@ from strata.errors import UsageError
 from strata.gguf.model_facts import ModelFacts
 
 DEFAULT_CONTEXT = 4096
-CHUNKS = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # prompt chunks that are tried, best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,13 @@ def minimum_slots(model: ModelFacts, classes: int = 1) -> int:
 
 
 def resolve(
-    model: ModelFacts, options: PlanOptions, *, kv_types: tuple[str, ...], minimum: int, threads: int
+    model: ModelFacts,
+    options: PlanOptions,
+    *,
+    kv_types: tuple[str, ...],
+    chunks: tuple[int, ...],
+    minimum: int,
+    threads: int,
 ) -> Request:
     """Fill in defaults and refuse what cannot be meant.
 
@@ -54,6 +59,8 @@ def resolve(
     ----------
     kv_types : tuple of str
         What the backend's KV cache can be, its default first.
+    chunks : tuple of int
+        Prompt chunks to choose from, largest first.
     minimum : int
         Fewest expert slots that work.
     threads : int
@@ -84,7 +91,7 @@ def resolve(
     return Request(
         context=context,
         kv=kv,
-        chunks=_chunks(options.prefill, context),
+        chunks=_chunks(options.prefill, chunks, context),
         slots=_slots(options.expert_cache, model, minimum),
         threads=threads,
         notes=tuple(notes),
@@ -104,9 +111,9 @@ def _check_context(context: int, model: ModelFacts) -> None:
         )
 
 
-def _chunks(prefill: int | None, context: int) -> tuple[int, ...]:
+def _chunks(prefill: int | None, chunks: tuple[int, ...], context: int) -> tuple[int, ...]:
     if prefill is None:
-        return tuple(dict.fromkeys(min(chunk, context) for chunk in CHUNKS))
+        return tuple(dict.fromkeys(min(chunk, context) for chunk in chunks))
     if prefill < 1:
         raise UsageError(
             f"read prompts {prefill} tokens at a time (--prefill)", "a chunk holds at least one", "Use --prefill 1"

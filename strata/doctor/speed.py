@@ -23,10 +23,11 @@ _LOCALITY = 6
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a candidate chose: the prompt chunk, the embedding's tier, and where how many experts lie."""
+    """What a candidate chose: the prompt chunk, the tiers of embedding and staging ring, how many experts lie where."""
 
     chunk: int
     embedding: Tier
+    staging: Tier
     slots: int
     pinned: int
     pageable: int
@@ -65,6 +66,7 @@ class Speeds:
     pinned: float
     pageable: float
     file: float
+    unstaged: float  # bounds all but `pinned` where the staging ring is not page-locked
     ready: float
     weights: float  # multiplied per second in matrix products over a whole chunk
     layer_s: float  # launching one layer's kernels or calls
@@ -73,9 +75,9 @@ class Speeds:
     )
     basis: tuple[str, ...]
 
-    def of(self, tier: Tier) -> float:
+    def of(self, tier: Tier, staging: Tier) -> float:
         """Return the speed at which `tier` is read into a slot, never faster than a tier above it."""
-        pageable = min(self.pinned, self.pageable)
+        pageable = min(self.pinned, self.pageable, *(() if staging is Tier.PINNED else (self.unstaged,)))
         return {
             Tier.VRAM: self.vram,
             Tier.PINNED: self.pinned,
@@ -142,7 +144,7 @@ def expected_speed(traffic: Traffic, speeds: Speeds, placement: Placement) -> Ex
 
 def _fixed_seconds(traffic: Traffic, speeds: Speeds, placement: Placement, tokens: int) -> float:
     """The time of one pass over what is not an expert."""
-    rows = tokens * traffic.embedding_row_bytes / speeds.of(placement.embedding)
+    rows = tokens * traffic.embedding_row_bytes / speeds.of(placement.embedding, placement.staging)
     return (traffic.dense_bytes + traffic.head_bytes) / speeds.vram + traffic.layers * speeds.layer_s + rows
 
 
@@ -156,5 +158,8 @@ def _homes(traffic: Traffic, placement: Placement) -> dict[Tier, float]:
 
 def _miss_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> float:
     """The time to make one expert ready that has no slot, over all places it may lie in."""
-    fetch = sum(share * traffic.stored_bytes / speeds.of(tier) for tier, share in _homes(traffic, placement).items())
+    fetch = sum(
+        share * traffic.stored_bytes / speeds.of(tier, placement.staging)
+        for tier, share in _homes(traffic, placement).items()
+    )
     return fetch + traffic.ready_bytes / speeds.ready

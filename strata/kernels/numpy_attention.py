@@ -34,7 +34,7 @@ class NumpyAttention:
         tokens, groups = len(q), kv.keys.shape[1]
         block = self._scores.shape[1] // q.shape[1]
         multiplications = 2 * (position + tokens) * q.size
-        if tokens == 1 and multiplications >= WORTH_A_THREAD:
+        if tokens == 1 and multiplications >= 4 * WORTH_A_THREAD:
             heads = [slice(group, group + 1) for group in range(groups)]
         else:
             heads = [slice(0, groups)]

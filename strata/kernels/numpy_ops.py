@@ -124,8 +124,9 @@ class NumpyOps:
         self._products(hidden, [router], [negative])
         softmax(negative)
         np.negative(negative, out=negative)  # a stable ascending sort then puts the best first, ties by index
-        ids[:] = negative.argsort(axis=-1, kind="stable")[:, : ids.shape[1]]
-        np.negative(np.take_along_axis(negative, ids, axis=-1), out=weights)
+        best = negative.argsort(axis=-1, kind="stable")[:, : ids.shape[1]]
+        ids[:] = best
+        np.negative(negative[np.arange(len(x))[:, None], best], out=weights)
         if normalise:
             weights /= weights.sum(axis=-1, keepdims=True)
 
@@ -135,9 +136,8 @@ class NumpyOps:
 
     def combine(self, results: Floats, weights: Floats, residual: Floats) -> None:
         """See `strata.kernels.ops.Ops.combine`."""
-        rows = self._rows[: len(residual)]
-        for rank in range(results.shape[1]):
-            residual += np.multiply(results[:, rank], weights[:, rank, None], out=rows)
+        results *= weights[..., None]
+        residual += results.sum(axis=1, out=self._rows[: len(residual)])  # whole rows are added one after another
 
     def head(self, x: Floats, norm: Floats, eps: float, weight: Floats, logits: Floats) -> None:
         """See `strata.kernels.ops.Ops.head`."""

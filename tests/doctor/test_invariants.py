@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from strata.doctor.candidates import fill, rungs
 from strata.doctor.facts import Facts
 from strata.doctor.invariants import broken
-from strata.doctor.plan import AllocationPlan, PlanOptions
+from strata.doctor.plan import AllocationPlan, PlanOptions, Tier
 from strata.doctor.planner import backend_for, make_plan, request_for
 from strata.doctor.speed import Placement, turn_seconds
 from strata.errors import UsageError
@@ -89,7 +89,15 @@ def score(facts: Facts, m: ModelFacts, plan: AllocationPlan) -> float:
     backend = backend_for(facts, m, plan.options)
     request = request_for(backend, m, plan.options)
     e = plan.experts
-    placement = Placement(plan.chunk, plan.line("embedding").tier, e.slots, e.pinned, e.pageable)
+    staging = plan.line("staging_ring")
+    placement = Placement(
+        plan.chunk,
+        plan.line("embedding").tier,
+        staging.tier if staging else Tier.PAGEABLE,
+        e.slots,
+        e.pinned,
+        e.pageable,
+    )
     return turn_seconds(backend.traffic(request), backend.speeds, placement)
 
 
@@ -151,7 +159,7 @@ def test_with_all_else_fixed_more_memory_never_means_fewer_slots(data, facts, m,
     small, large = backend_for(facts, m, o), backend_for(*(q := more_memory(data.draw, facts, o))[:1], m, q[1])
     request = request_for(small, m, o)
     for rung in rungs(small, request):
-        fixed = small.fixed_lines(request, rung.chunk, rung.embedding)
+        fixed = small.fixed_lines(request, rung.chunk, rung.host)
         before = fill(small, request, small.limits.bounds(), rung, fixed)
         after = fill(large, request, large.limits.bounds(), rung, fixed)
         assert not before.fits or after.fits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,29 +12,13 @@ from hypothesis import strategies as st
 from strata.doctor.plan import Reservation, Tier
 from strata.errors import AllocationFailed, PlanViolation
 from strata.runtime import memory as memory_module
-from strata.runtime.memory import ALIGNMENT, Block, HostBlock, PlannedMemory, take_host
+from strata.runtime.memory import ALIGNMENT, Block, PlannedMemory, take_host
 from strata.runtime.process_memory import anonymous_bytes
 
+from .counted import CountedBlock
 from .plans import plan_of, reservation
 
 MIB = 1 << 20
-
-
-class CountedBlock:
-    """A HostBlock that keeps count of how many are alive."""
-
-    alive = 0
-
-    def __init__(self, nbytes: int) -> None:
-        self._block = HostBlock(nbytes)
-        CountedBlock.alive += 1
-
-    def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        return self._block.array(offset, shape, dtype)
-
-    def release(self) -> None:
-        CountedBlock.alive -= 1
-        self._block.release()
 
 
 @given(
