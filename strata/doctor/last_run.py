@@ -36,20 +36,16 @@ def read_last_run(logs: Sequence[Path]) -> Probe[RunFacts]:
         error = ProbeError(message=failure.strerror or str(failure), call=f"open({logs[0]})")
         return Probe(status=ProbeStatus.FAILED, error=error)
     speeds = [speed for log in _readable(logs[1:]) if log.what == last.what and (speed := log.decode_tokens_per_s)]
-    refused = last.refused
-    return Probe(
-        status=ProbeStatus.OK,
-        value=RunFacts(
-            log=str(logs[0]),
-            error=last.error,
-            refusal=refused and _refusal(refused),
-            refused_line=refused and str(refused.get("line")),
-            decode_tokens_per_s=last.decode_tokens_per_s,
-            usual_decode_tokens_per_s=max(speeds, default=None),
-            sources=dict.fromkeys(("refusal", "decode_tokens_per_s"), logs[0].name),
-            **last.memory(),
-        ),
+    facts = RunFacts(
+        log=str(logs[0]),
+        error=last.error,
+        refusal=_refusal(last.refused) if last.refused else None,
+        refused_line=str(last.refused.get("line")) if last.refused else None,
+        decode_tokens_per_s=last.decode_tokens_per_s,
+        usual_decode_tokens_per_s=max(speeds, default=None),
+        sources=dict.fromkeys(("refusal", "decode_tokens_per_s"), logs[0].name),
     )
+    return Probe(status=ProbeStatus.OK, value=msgspec.structs.replace(facts, **last.memory()))
 
 
 class _Log:
@@ -79,7 +75,7 @@ class _Log:
                 case "error":
                     self.error = event.get("message") or event.get("type")
 
-    def memory(self) -> dict[str, int | None]:
+    def memory(self) -> dict[str, Any]:
         """Return the planned and taken bytes of the device and of page-locked RAM; of a run on a GPU only."""
         fields = {}
         for tier in ("vram", "pinned") if self.on_gpu else ():

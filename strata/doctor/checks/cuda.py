@@ -5,6 +5,7 @@ from __future__ import annotations
 from strata.doctor.checks.check import Result, check, fail, passed
 from strata.doctor.checks.driver import cupy_major
 from strata.doctor.checks.machine import Machine, error_text
+from strata.doctor.checks.pinned import COUNTS, malloc_works
 from strata.doctor.checks.wsl import foreign_libcuda
 from strata.doctor.cuda_causes import CUDA_CODES
 from strata.doctor.facts import ProbeStatus
@@ -67,14 +68,12 @@ def import_fails(m: Machine) -> Result | None:
     )
 
 
-@check("STR-CTX-BROKEN", "Usable CUDA context", needs=("cuda.devices",), essential=True)
+@check("STR-CTX-BROKEN", "Usable CUDA context", needs=("nvml.gpus", "cuda.devices", *COUNTS), essential=True)
 def broken_context(m: Machine) -> Result | None:
     """The first CUDA call of a process fails, whatever it is: a 322 MiB page-locked request with "no CUDA-capable
     device", then cudaMalloc too, while nvidia-smi and other programs see the GPU. That is not a pinning limit: this
     environment cannot make a context, because the CUDA runtime or toolkit it uses does not match the driver."""
-    both_refused = bool(
-        m.pinned and not m.pinned.granted_bytes and m.pinned.refusal and m.pinned.malloc_after_refusal_ok is False
-    )
+    both_refused = bool(m.pinned and not m.pinned.granted_bytes and m.pinned.refusal and malloc_works(m) is False)
     no_device = any(group == "cuda" and error.code == 100 for group, error in m.cuda_errors)
     explained = visible_devices(m) is not None or foreign_libcuda(m)
     if not m.nvml.gpus or not (both_refused or (no_device and not explained)):
@@ -216,7 +215,7 @@ def fork(m: Machine) -> Result | None:
     return _by_code(m, 3)
 
 
-@check("STR-DRV-UVM", "Unified memory device", needs=("host.device_nodes",), scope=("host.wsl",))
+@check("STR-DRV-UVM", "Unified memory device", needs=("host.device_nodes", "cuda.kernel_ok"), scope=("host.wsl",))
 def uvm(m: Machine) -> Result | None:
     """CUDA needs /dev/nvidia-uvm. It is missing when the module nvidia_uvm is not loaded, and broken after some
     suspends: "unknown error" (999)."""
@@ -238,7 +237,7 @@ def uvm(m: Machine) -> Result | None:
     )
 
 
-@check("STR-CUDA-STICKY", "Fault inside a kernel", needs=("cuda.kernel_ok",))
+@check("STR-CUDA-STICKY", "Fault inside a kernel", needs=("cuda.kernel_ok", "run.log"))
 def sticky(m: Machine) -> Result | None:
     """After an illegal access (700) or its kind the context is lost: the error cannot be read away and every later
     call repeats it. The process has to end."""

@@ -61,11 +61,11 @@ def no_gpu(m: Machine) -> Result | None:
     )
 
 
-@check("STR-DRV-MISMATCH", "Driver library and kernel module", needs=("nvml.driver_version", "cuda.libcuda_candidates"))
+@check("STR-DRV-MISMATCH", "Driver library and kernel module", needs=("nvml.driver_version",), scope=("host.wsl",))
 def mismatch(m: Machine) -> Result | None:
     """The driver was updated but its kernel module was not reloaded (NVML error 18, CUDA code 803), so library and
     module are of different versions. In WSL2 the two always differ in number; that is normal there."""
-    if m.host.wsl == "wsl2":
+    if m.host.wsl != "none":
         return None
     module, library = m.host.nvidia_module_version, m.nvml.driver_version
     nvml = m.facts.nvml.error

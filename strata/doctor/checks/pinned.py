@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from strata.doctor.checks.check import Result, check, fail, passed, warn
+from strata.doctor.checks.check import Result, check, fail, passed, unknown, warn
 from strata.doctor.checks.machine import Machine, error_text
+from strata.doctor.facts import PinnedFacts
 from strata.doctor.findings import Evidence
 from strata.doctor.units import GIB, size
 
@@ -25,9 +26,20 @@ def budget_evidence(m: Machine) -> tuple[Evidence, ...]:
     return tuple(lines)
 
 
-def budget_met(m: Machine) -> bool:
-    """Return whether pinning was refused while device memory was still granted: a budget, not a broken context."""
-    return bool(m.pinned and m.pinned.refusal and m.pinned.malloc_after_refusal_ok)
+def malloc_works(m: Machine) -> bool | None:
+    """Return whether device memory was granted after pinning; None when that was not tried."""
+    if m.pinned is None or m.pinned.malloc_refusal:
+        return False if m.pinned else None
+    return m.pinned.malloc_after_refusal_ok
+
+
+def budget_met(m: Machine) -> PinnedFacts | Result:
+    """Return the facts when pinning was refused while device memory was still granted, else what that means."""
+    if m.pinned is None or m.pinned.refusal is None or malloc_works(m) is False:
+        return passed("All page-locked memory that was asked for was granted.", *budget_evidence(m))
+    if malloc_works(m) is None:
+        return unknown("Page-locking was refused; whether device memory still works is not known.", *budget_evidence(m))
+    return m.pinned
 
 
 @check("STR-WSL-PIN", "Page-locked budget of WSL2", needs=COUNTS, scope=("host.wsl",))
@@ -37,12 +49,13 @@ def wsl_budget(m: Machine) -> Result | None:
     pageable, or mapped from the file; native Linux has no such budget."""
     if m.host.wsl != "wsl2":
         return None
-    if not budget_met(m) or m.pinned is None:
-        return passed("All page-locked memory that was asked for was granted.", *budget_evidence(m))
+    met = budget_met(m)
+    if isinstance(met, Result):
+        return met
     return warn(
-        f"WSL2 grants {size(m.pinned.granted_bytes)} of page-locked memory here; what exceeds it stays pageable.",
+        f"WSL2 grants {size(met.granted_bytes)} of page-locked memory here; what exceeds it stays pageable.",
         *budget_evidence(m),
-        remedy=f"--pinned-budget {m.pinned.granted_bytes >> 20}MiB keeps inside it; native Linux has no such budget",
+        remedy=f"--pinned-budget {met.granted_bytes >> 20}MiB keeps inside it; native Linux has no such budget",
     )
 
 
@@ -50,15 +63,16 @@ def wsl_budget(m: Machine) -> Result | None:
 def linux_budget(m: Machine) -> Result | None:
     """On native Linux the driver pins what RAM allows. A refusal well below that comes from a container's or virtual
     machine's limit; RLIMIT_MEMLOCK has no say in it (it limits mlock, not cudaHostAlloc)."""
-    if m.host.os != "linux" or m.host.wsl == "wsl2":
+    if m.host.os != "linux" or m.host.wsl != "none":
         return None
-    if not budget_met(m) or m.pinned is None:
-        return passed("All page-locked memory that was asked for was granted.", *budget_evidence(m))
+    met = budget_met(m)
+    if isinstance(met, Result):
+        return met
     return warn(
-        f"The driver stops at {size(m.pinned.granted_bytes)} of page-locked memory; what exceeds it stays pageable.",
+        f"The driver stops at {size(met.granted_bytes)} of page-locked memory; what exceeds it stays pageable.",
         *budget_evidence(m),
-        remedy=f"--pinned-budget {m.pinned.granted_bytes >> 20}MiB; look for a limit around it: systemd-cgls, "
-        "cat /sys/fs/cgroup/memory.max",
+        remedy=f"--pinned-budget {met.granted_bytes >> 20}MiB; look for a limit around it: "
+        "cat /sys/fs/cgroup/memory.max, or the virtual machine's memory setting",
     )
 
 
@@ -68,18 +82,19 @@ def windows_half(m: Machine) -> Result | None:
     in a loaded one. Registering 13.8 GiB on a 32 GiB machine fails. Plans stay below it and pin the hottest experts."""
     if m.host.os != "windows":
         return None
-    if not budget_met(m) or m.pinned is None:
-        return passed("All page-locked memory that was asked for was granted.", *budget_evidence(m))
+    met = budget_met(m)
+    if isinstance(met, Result):
+        return met
     ram = m.host.ram_total_bytes
-    share = f", {100 * m.pinned.granted_bytes // ram} % of {size(ram)} RAM" if ram else ""
+    share = f", {100 * met.granted_bytes // ram} % of {size(ram)} RAM" if ram else ""
     return warn(
-        f"Windows locks no more than {size(m.pinned.granted_bytes)}{share}.",
+        f"Windows locks no more than {size(met.granted_bytes)}{share}.",
         *budget_evidence(m),
-        remedy=f"--pinned-budget {m.pinned.granted_bytes >> 20}MiB; more RAM raises the limit",
+        remedy=f"--pinned-budget {met.granted_bytes >> 20}MiB; more RAM raises the limit",
     )
 
 
-@check("STR-PIN-LATCHED", "Refused pin reported later", needs=("run.refusal",))
+@check("STR-PIN-LATCHED", "Refused pin reported later", needs=("run.vram_free_loaded_bytes",))
 def latched(m: Machine) -> Result | None:
     """An unrelated kernel launch says "out of memory" with gigabytes free: a refused page-locking request left its
     error behind, and the next check picked it up. It has to be read away (cudaGetLastError) where it is handled."""
@@ -102,7 +117,7 @@ def coupled(m: Machine) -> Result | None:
     """Under WDDM, device memory has been refused after much host memory was page-locked, although the card had VRAM
     free; even more often on a card without a display, since then more is asked for. The cause is unproven (one shared
     budget, or the commit limit); what helps is certain: all device allocations first, pinning last."""
-    if m.pinned is None or not m.pinned.granted_bytes or m.pinned.malloc_after_refusal_ok is not False:
+    if m.pinned is None or not m.pinned.granted_bytes or malloc_works(m) is not False:
         return passed("Device memory is still granted after pinning.")
     free = [f"{name}: {size(gpu.vram_free_bytes)} VRAM free" for name, gpu in m.gpus.items() if gpu.vram_free_bytes]
     refused = m.pinned.malloc_refusal

@@ -16,7 +16,8 @@ def elsewhere(m: Machine) -> bool:
 
 def foreign_libcuda(m: Machine) -> bool:
     """Return whether WSL2 uses a libcuda that is not the one from Windows."""
-    if elsewhere(m) or not m.cuda.libcuda_candidates:
+    offered = any(WINDOWS_LIBRARIES in file.path for file in m.cuda.libcuda_candidates)
+    if not m.cuda.libcuda_candidates or (elsewhere(m) and not offered):
         return False
     first = m.cuda.libcuda_candidates[0]
     return WINDOWS_LIBRARIES not in (m.cuda.libcuda_loaded or first.target or first.path)
