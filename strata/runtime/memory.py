@@ -107,7 +107,7 @@ class TierMemory(msgspec.Struct, frozen=True):
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Planned and actual, side by side.
 
-    `actual_bytes` is the growth of the process as the operating system counts it (`process_memory`), so it also
+    `actual_bytes` is what the whole process holds as the operating system counts it (`process_memory`), so it also
     holds what no allocator of ours knows of. `difference_bytes` is planned minus the peak, and never negative in a
     run that kept its promise.
     """
