@@ -58,7 +58,7 @@ def probe(request: ProbeRequest) -> Iterator[CudaFacts]:
     found.take("libnvml_candidates", libraries.search_nvml)
     yield CudaFacts(**found.fields())
     cupy = import_cupy(found.values["cupy_packages"])
-    with NvmlGauge.open() as gauge:
+    with NvmlGauge.open(request.nvml_missing) as gauge:
         yield from read_cuda(found, cupy, gauge, driver_library)
 
 
@@ -135,16 +135,18 @@ def read_cuda(found: Collector, cupy: Any, gauge: NvmlGauge, driver_library: Any
     found.take("nvrtc_version", lambda: "{}.{}".format(*nvrtc.getVersion()))
     found.take("nvrtc_max_arch", lambda: max(nvrtc.getSupportedArchs()))
     yield CudaFacts(**found.fields())
+    failure = None
+    count = 0
     try:
         count = runtime.getDeviceCount()
-    except RuntimeError as failure:
+    except RuntimeError as refusal:
+        failure = refusal
+    windows = sys.platform == "win32"
+    found.take("libcuda_loaded", lambda: libraries.loaded_file("nvcuda.dll" if windows else "libcuda.so"))
+    found.take("libnvml_loaded", lambda: libraries.loaded_file("nvml.dll" if windows else "libnvidia-ml.so"))
+    if failure is not None:
+        yield CudaFacts(**found.fields())
         raise _no_devices(failure, found) from failure
-    found.take(
-        "libcuda_loaded", lambda: libraries.loaded_file("nvcuda.dll" if sys.platform == "win32" else "libcuda.so")
-    )
-    found.take(
-        "libnvml_loaded", lambda: libraries.loaded_file("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so")
-    )
     found.values["devices"] = ()
     for ordinal in range(count):
         yield CudaFacts(**found.fields())  # a crash on the next device must not lose this one
