@@ -9,7 +9,7 @@ from strata.doctor.checks.pinned import COUNTS, malloc_works
 from strata.doctor.checks.wsl import foreign_libcuda
 from strata.doctor.cuda_causes import CUDA_CODES
 from strata.doctor.facts import ProbeStatus
-from strata.doctor.units import version
+from strata.doctor.units import counted, version
 
 CUPY = "cupy"
 STICKY = (214, 700, 702, 719)
@@ -78,7 +78,7 @@ def broken_context(m: Machine) -> Result | None:
     explained = visible_devices(m) is not None or foreign_libcuda(m)
     if not m.nvml.gpus or not (both_refused or (no_device and not explained)):
         return passed("A context can be made: device memory and page-locked memory are both granted.")
-    seen = f"the driver sees {len(m.nvml.gpus)} GPU(s)"
+    seen = f"the driver sees {counted(len(m.nvml.gpus), 'GPU')}"
     evidence = [
         m.says(
             "nvml.driver_version",
@@ -88,8 +88,8 @@ def broken_context(m: Machine) -> Result | None:
             "cuda.runtime_version", f"CUDA runtime {m.cuda.runtime_version or '?'}, NVRTC {m.cuda.nvrtc_version or '?'}"
         ),
         *(m.says(group, error_text(error)) for group, error in m.cuda_errors),
-        m.says("cuda.libcuda_loaded", f"libcuda: {m.cuda.libcuda_loaded or 'not known'}"),
-        m.says("cuda.devices", f"{len(m.cuda.devices)} CUDA device(s) here; {seen}"),
+        *(m.says("cuda.libcuda_candidates", f"libcuda: {file.path}") for file in m.cuda.libcuda_candidates[:2]),
+        m.says("cuda.devices", f"{counted(len(m.cuda.devices), 'CUDA device')} here; {seen}"),
     ]
     if m.pinned and m.pinned.fresh_process_ok:
         evidence.append(m.says("pinned.fresh_process_ok", "the same request succeeds in a fresh process"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.machine import Machine, error_text
 from strata.doctor.facts import ProbeStatus
-from strata.doctor.units import version
+from strata.doctor.units import counted, version
 
 # Oldest driver branch per CUDA major, (Linux, Windows): NVIDIA's CUDA release notes, "minor version compatibility".
 OLDEST_DRIVER = {12: ((525, 60), (528, 33)), 13: ((580,), (580,))}
@@ -127,7 +127,7 @@ def no_libcuda(m: Machine) -> Result | None:
         return passed("libcuda is on the search path.")
     return fail(
         "The driver works, but its CUDA library (libcuda) is nowhere on the search path.",
-        m.says("nvml.driver_version", f"driver {m.nvml.driver_version or '?'}, {len(m.nvml.gpus)} GPU(s)"),
+        m.says("nvml.driver_version", f"driver {m.nvml.driver_version or '?'}, {counted(len(m.nvml.gpus), 'GPU')}"),
         m.says("cuda.libcuda_candidates", "no libcuda found"),
         remedy="In a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ..."
         if m.host.container not in (None, "none")
@@ -163,7 +163,7 @@ def xid(m: Machine) -> Result | None:
     if not lines:
         return passed("No GPU faults in the kernel's log.")
     return warn(
-        f"The driver logged {len(lines)} GPU fault(s) since the system started.",
+        f"The driver logged {counted(len(lines), 'GPU fault')} since the system started.",
         m.says("host.kernel_log", lines[-1]),
         remedy="Look the number up: https://docs.nvidia.com/deploy/xid-errors; a reboot clears the GPU's state",
     )

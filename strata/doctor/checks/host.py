@@ -6,7 +6,7 @@ import re
 
 from strata.doctor.checks.check import Result, check, passed, warn
 from strata.doctor.checks.machine import Machine
-from strata.doctor.units import GIB, size
+from strata.doctor.units import GIB, counted, size
 
 SWAPPING = 2 * GIB  # swap in use that says more than a few idle pages were put away
 
@@ -50,7 +50,7 @@ def oom_killer(m: Machine) -> Result | None:
     if not lines:
         return passed("The kernel's log shows no process killed for want of memory.")
     return warn(
-        f"The kernel killed a process for want of memory {len(lines)} time(s) since it started.",
+        f"The kernel killed a process for want of memory {counted(len(lines), 'time')} since it started.",
         m.says("host.kernel_log", lines[-1]),
         remedy="Close what is not needed, or plan with less: --ram-budget SIZE",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from strata.doctor.checks.check import Result, check, passed, warn
 from strata.doctor.checks.machine import Machine
 from strata.doctor.facts import NvmlGpu
-from strata.doctor.units import speed
+from strata.doctor.units import counted, speed
 
 LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.56e9}  # bytes/s a lane, coding taken off
 MEASURED = ("speed.device_uuid", "nvml.gpus.uuid")  # which GPU the speeds are of
@@ -34,7 +34,7 @@ def width(m: Machine) -> Result | None:
     if now is None or not (slot_narrow or (most and now < most)):
         return passed("The link to the GPU has its full width under load.")
     return warn(
-        f"The link to the GPU is {now} lane(s) wide while it copies" + (f", of {most}." if most else "."),
+        f"The link to the GPU is {counted(now, 'lane')} wide while it copies" + (f", of {most}." if most else "."),
         m.says("speed.pcie_width_loaded", f"PCIe {m.speed.pcie_generation_loaded or '?'} x{now} under load"),
         *(
             [m.says("speed", f"copies at {speed(m.speed.h2d_pinned_bytes_per_s)}")]

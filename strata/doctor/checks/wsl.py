@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.machine import Machine
-from strata.doctor.units import GIB, size
+from strata.doctor.units import GIB, counted, size
 
 WINDOWS_LIBRARIES = "/usr/lib/wsl/"
 
@@ -96,7 +96,7 @@ def make_resident(m: Machine) -> Result | None:
     if not lines:
         return passed("The kernel's log shows no refused allocation.")
     return warn(
-        f"Windows refused {len(lines)} time(s) to make GPU memory resident.",
+        f"Windows refused {counted(len(lines), 'time')} to make GPU memory resident.",
         m.says("host.kernel_log", lines[-1]),
         remedy="Close GPU programs on Windows, or plan with less: --vram-budget SIZE",
     )

@@ -55,7 +55,7 @@ def absurd_machines(draw: st.DrawFn) -> Machine:
     return Machine(facts, machine.model, machine.plan, machine.options)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(absurd_machines())
 def test_no_fact_makes_a_check_raise(machine: Machine) -> None:
     crashed = [f for f in findings_of(machine).values() if f.status is Status.CRASHED]
@@ -96,7 +96,7 @@ def forgetful(draw: st.DrawFn) -> tuple[Machine, Machine]:
     return machine, Machine(facts, machine.model, machine.plan, machine.options)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(forgetful())
 def test_a_forgotten_fact_never_becomes_an_answer(pair: tuple[Machine, Machine]) -> None:
     known, unknown = (findings_of(machine) for machine in pair)
