@@ -7,22 +7,22 @@ for the smallest change that would do.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
 from strata import __version__
-from strata.doctor.budgets import Bound, with_ram
+from strata.doctor.budgets import Bound
 from strata.doctor.candidates import Backend, Candidate, HostChoice, fill, leanest, rungs
 from strata.doctor.changes import smallest_changes
+from strata.doctor.cuda_backend import CudaBackend
 from strata.doctor.facts import Facts
 from strata.doctor.ladders import given_up
+from strata.doctor.machines import smallest_machine
 from strata.doctor.numpy_backend import NumpyBackend
 from strata.doctor.plan import (
     AllocationPlan,
-    Change,
     ExpertCachePlan,
     ModelIdentity,
     PlanOptions,
@@ -32,7 +32,7 @@ from strata.doctor.plan import (
 )
 from strata.doctor.request import Request, resolve
 from strata.doctor.speed import expected_speed, turn_seconds
-from strata.doctor.units import MIB, size
+from strata.doctor.units import size
 from strata.errors import UsageError
 from strata.gguf.model_facts import ModelFacts
 
@@ -76,6 +76,8 @@ class _Problem:
 
 def backend_for(facts: Facts, model: ModelFacts, options: PlanOptions) -> Backend:
     """Return what the planner needs to know of the backend that the options name."""
+    if options.device == "cuda" or (options.device == "auto" and options.gpu is not None):
+        return CudaBackend(facts, model, options)
     return NumpyBackend(facts, model, options)
 
 
@@ -116,23 +118,19 @@ def make_plan(facts: Facts, model: ModelFacts, options: PlanOptions) -> Allocati
     plan = _draft(facts, model, options)
     if plan.feasible:
         return plan
-    changes = smallest_changes(plan, partial(_fits, facts, model)) or (_smallest_machine(facts, model, options),)
+    changes = smallest_changes(plan, partial(_fits, model, facts))
+    if not changes:
+        cuda = plan.device.backend == "cuda"
+        changes = (smallest_machine(facts, options, partial(_fits, model), cuda=cuda),)
     return msgspec.structs.replace(plan, changes=changes)
 
 
-def _fits(facts: Facts, model: ModelFacts, options: PlanOptions) -> bool:
+def _fits(model: ModelFacts, facts: Facts, options: PlanOptions) -> bool:
     """Say whether there is a plan: the leanest rung needs the least of every memory, so it decides."""
     try:
         return _Problem.of(facts, model, options).least().fits
     except UsageError:
         return False
-
-
-def _smallest_machine(facts: Facts, model: ModelFacts, options: PlanOptions) -> Change:
-    """Say how much memory a machine needs for these options, budgets aside."""
-    free = msgspec.structs.replace(options, ram_budget_bytes=None, vram_budget_bytes=None, pinned_budget_bytes=None)
-    needed = MIB * bisect_left(range(1 << 24), True, key=lambda mib: _fits(with_ram(facts, mib * MIB), model, free))
-    return Change(option="", sentence=f"A machine with {size(needed)} of available RAM is the smallest that would do.")
 
 
 def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationPlan:
