@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 
 from strata.doctor.units import MIB
@@ -24,8 +25,8 @@ class Card:
         What a copy from page-locked memory reaches on the card's full link, bytes per second: about 85 % of
         PCI Express's raw rate.
     link_name : str
-    tensor_flops : float
-        Dense f16 products with f32 sums, per second.
+    tensor_tflops : float
+        Dense f16 products with f32 sums, 1e12 operations per second.
     """
 
     name: str
@@ -33,14 +34,14 @@ class Card:
     bandwidth: float
     link: float
     link_name: str
-    tensor_flops: float
+    tensor_tflops: float
 
 
 _LINKS = {"PCIe 4 x16": 26e9, "PCIe 4 x8": 13e9, "PCIe 5 x16": 53e9, "PCIe 5 x8": 26e9}
 
 
 def _card(name: str, mib: int, gb_per_s: float, link: str, tflops: float) -> Card:
-    return Card(name, mib * MIB, gb_per_s * 1e9, _LINKS[link], link, tflops * 1e12)
+    return Card(name, mib * MIB, gb_per_s * 1e9, _LINKS[link], link, tflops)
 
 
 # Name, MiB of VRAM, GB/s, link, f16 TFLOP/s: from NVIDIA's data sheets and architecture papers.
@@ -66,7 +67,7 @@ CARDS = (
 
 
 def find_card(name: str) -> Card:
-    """Return the card that a person names, whatever the maker's words and spaces around it.
+    """Return the card that a person names, with or without the maker's words and the size.
 
     Raises
     ------
@@ -74,8 +75,7 @@ def find_card(name: str) -> Card:
         No card of the table is meant, or more than one.
     """
     wanted = _key(name)
-    exact = [card for card in CARDS if _key(card.name) == wanted]
-    meant = exact or [card for card in CARDS if wanted and _key(card.name).startswith(wanted)]
+    meant = [card for card in CARDS if re.fullmatch(re.escape(wanted) + r"(\d+gb)?", _key(card.name))]
     if len(meant) == 1:
         return meant[0]
     names = [card.name for card in CARDS]

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from strata.doctor.experts import ExpertSizes
 from strata.doctor.plan import HOST, Reservation, Tier
-from strata.doctor.units import round_up
+from strata.doctor.units import PAGE, round_up
 from strata.gguf.footprint import Size
 from strata.gguf.model_facts import ModelFacts, TensorGroup
-
-PAGE = 4096  # RAM is handed out in pages, and each line is taken as one block
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +57,13 @@ class Lines:
                 "experts_pageable",
                 "experts as stored",
                 Tier.PAGEABLE,
-                Size(experts.most_bytes(pageable), f"{pageable:,} {each}"),
+                Size(experts.held_bytes(pageable), f"{pageable:,} {each}"),
             ),
             self.line(
                 "experts_pinned",
                 "experts as stored, page-locked",
                 Tier.PINNED,
-                Size(experts.most_bytes(pinned), f"{pinned:,} {each}"),
+                Size(experts.held_bytes(pinned), f"{pinned:,} {each}"),
             ),
             self.line(
                 "experts_file",

@@ -11,7 +11,7 @@ from strata.doctor.budgets import NO_LIMIT
 from strata.doctor.facts import Facts, HostFacts, NvmlFacts, NvmlGpu
 from strata.doctor.gpus import choose_gpu
 from strata.doctor.plan import Change, PlanOptions
-from strata.doctor.units import MIB, size
+from strata.doctor.units import MIB
 
 Fits = Callable[[Facts, PlanOptions], bool]
 _AMPLE_MIB = 1 << 24  # 16 TiB: more than any machine has
@@ -63,15 +63,19 @@ def smallest_machine(facts: Facts, options: PlanOptions, fits: Fits, *, cuda: bo
     gpu = options.gpu
     if not cuda:
         ram = _least(lambda nbytes: fits(with_ram(facts, nbytes), free))
-        return _machine(f"A machine with {size(ram)} of available RAM")
+        return _machine(f"A machine with {_mib(ram)} of available RAM")
     roomy = with_vram(facts, gpu, _AMPLE_MIB * MIB)
     vram = _least(lambda nbytes: fits(with_vram(ample, gpu, nbytes), free))
     ram = _least(lambda nbytes: fits(with_ram(roomy, nbytes), free))
-    return _machine(f"A card with {size(vram)} of free VRAM in a machine with {size(ram)} of available RAM")
+    return _machine(f"A card with {_mib(vram)} of free VRAM in a machine with {_mib(ram)} of available RAM")
 
 
 def _least(fits: Callable[[int], bool]) -> int:
     return MIB * bisect_left(range(_AMPLE_MIB), True, key=lambda mib: fits(mib * MIB))
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes // MIB:,} MiB"  # exact: one less would not do
 
 
 def _machine(what: str) -> Change:

@@ -7,11 +7,11 @@ from strata.doctor.candidates import HostChoice
 from strata.doctor.experts import ExpertSizes
 from strata.doctor.facts import Facts, HostFacts
 from strata.doctor.host_speeds import file_speed, host_threads, ram_speed
-from strata.doctor.lines import PAGE, Lines, recurrent_state
+from strata.doctor.lines import Lines, recurrent_state
 from strata.doctor.plan import CPU, DeviceRef, PlanOptions, Reservation, SlotClass, Tier
 from strata.doctor.request import Request, minimum_slots
-from strata.doctor.speed import Speeds, Traffic
-from strata.doctor.units import MIB, round_up, size
+from strata.doctor.speed import PROMPT, Speeds, Traffic
+from strata.doctor.units import MIB, PAGE, round_up, size
 from strata.errors import UsageError
 from strata.gguf import footprint
 from strata.gguf.model_facts import ModelFacts
@@ -95,10 +95,6 @@ class NumpyBackend:
         """See `candidates.Backend`."""
         return round_up(slots * self._slot_bytes, PAGE)
 
-    def stored_bytes(self, experts: int) -> int:
-        """See `candidates.Backend`."""
-        return round_up(self.experts.most_bytes(experts), PAGE)
-
     def expert_lines(self, slots: int, pinned: int, pageable: int) -> tuple[Reservation, ...]:
         """See `candidates.Backend`."""
         e = self.experts
@@ -127,6 +123,7 @@ class NumpyBackend:
             head_bytes=4 * m.head.elements,
             kv_bytes=footprint.kv_cache_size(m, request.context, request.kv).bytes // 2,
             embedding_row_bytes=m.embedding_table.bytes // max(m.vocab, 1),
+            prompt=min(PROMPT, request.context),
             layers=m.layers,
             expert_layers=e.layers,
             experts_per_layer=m.experts,

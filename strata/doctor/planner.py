@@ -14,7 +14,7 @@ import msgspec
 
 from strata import __version__
 from strata.doctor.budgets import Bound
-from strata.doctor.candidates import Backend, Candidate, HostChoice, fill, leanest, rungs
+from strata.doctor.candidates import Backend, Candidate, candidates, fill, leanest
 from strata.doctor.changes import smallest_changes
 from strata.doctor.cuda_backend import CudaBackend
 from strata.doctor.facts import Facts
@@ -58,20 +58,8 @@ class _Problem:
     def best(self) -> Candidate:
         """The candidate with the best score, the first of equals. Something fits: `least` did."""
         traffic = self.backend.traffic(self.request)
-        fixed: dict[tuple[int, HostChoice], tuple[Reservation, ...]] = {}
-        best: tuple[float, Candidate] | None = None
-        for rung in rungs(self.backend, self.request):
-            key = rung.chunk, rung.host
-            if key not in fixed:
-                fixed[key] = self.backend.fixed_lines(self.request, *key)
-            candidate = fill(self.backend, self.request, self.bounds, rung, fixed[key])
-            if not candidate.fits:
-                continue
-            score = turn_seconds(traffic, self.backend.speeds, candidate.placement)
-            if best is None or score < best[0]:
-                best = score, candidate
-        assert best is not None
-        return best[1]
+        fitting = (c for c in candidates(self.backend, self.request, self.bounds) if c.fits)
+        return min(fitting, key=lambda c: turn_seconds(traffic, self.backend.speeds, c.placement))
 
 
 def backend_for(facts: Facts, model: ModelFacts, options: PlanOptions) -> Backend:
