@@ -136,14 +136,15 @@ class CudaBackend:
     def traffic(self, request: Request) -> Traffic:
         """See `candidates.Backend`."""
         m, e = self._model, self.experts
+        prompt = min(PROMPT, request.context)
         stored = e.stored_bytes // max(e.total, 1)
         expert_weights = max((c.elements for c in e.classes), default=0)
         return Traffic(
             dense_bytes=m.dense.bytes,
             head_bytes=m.head.bytes,
-            kv_bytes=cuda_footprint.kv_cache_size(m, request.context, request.kv).bytes // 2,
+            kv_bytes=cuda_footprint.kv_cache_size(m, prompt, request.kv).bytes,
             embedding_row_bytes=m.embedding_table.bytes // max(m.vocab, 1),
-            prompt=min(PROMPT, request.context),
+            prompt=prompt,
             layers=m.layers,
             expert_layers=e.layers,
             experts_per_layer=m.experts,

@@ -185,7 +185,7 @@ def _vram_with_pinned(facts: Facts, vram: Budget) -> SharedBudget:
     if tried:
         terms = f"the larger of {terms} and the {size(together)} held at once when tried"
     return SharedBudget(
-        name="VRAM with page-locked RAM",
+        name="VRAM + locked",
         tiers=(Tier.VRAM, Tier.PINNED),
         usable_bytes=max(vram.usable_bytes, together),
         reserve_bytes=vram.reserve_bytes,
@@ -205,7 +205,7 @@ def _commit(host: HostFacts) -> SharedBudget | None:
     else:
         return None
     return SharedBudget(
-        name="the commit limit",
+        name="commit limit",
         tiers=(Tier.VRAM, Tier.PINNED, Tier.PAGEABLE),
         usable_bytes=left,
         reserve_bytes=0,
@@ -215,5 +215,6 @@ def _commit(host: HostFacts) -> SharedBudget | None:
 
 
 def _least(terms: list[tuple[int, str]]) -> str:
-    """Write the smaller of several terms as a formula; the texts carry the numbers."""
-    return terms[0][1] if len(terms) == 1 else f"the least of {', '.join(text for _, text in terms)}"
+    """Write the least of several terms as a formula; the texts carry the numbers."""
+    least, *more = sorted(terms, key=lambda term: term[0])
+    return least[1] + (f" (other bounds: {', '.join(text for _, text in more)})" if more else "")

@@ -19,12 +19,12 @@ def given_up(backend: Backend, request: Request, chosen: Candidate) -> tuple[str
             "a larger workspace would have cost more than it gains."
         )
     best = backend.host_choices[0]
-    bounds = {budget.tier: budget for budget in backend.limits.budgets}
     if where.embedding is not best.embedding:
-        sentences.append(
-            f"The embedding lies in {TIER_NAMES[where.embedding]} instead of {TIER_NAMES[best.embedding]} "
-            f"({bounds[best.embedding].formula})."
-        )
+        usable = next(b.usable_bytes for b in backend.limits.budgets if b.tier is best.embedding)
+        table = next(line for line in chosen.fixed if line.id == "embedding").bytes
+        why = "experts gain more from it" if usable >= table else f"only {size(usable)} of that may be used"
+        lies, wished = TIER_NAMES[where.embedding], TIER_NAMES[best.embedding]
+        sentences.append(f"The embedding ({size(table)}) lies in {lies}, not in {wished}: {why}.")
     if where.slots == total:
         return tuple(sentences)
     if where.staging is not best.staging:

@@ -116,14 +116,15 @@ class NumpyBackend:
     def traffic(self, request: Request) -> Traffic:
         """See `candidates.Backend`."""
         m, e = self._model, self.experts
+        prompt = min(PROMPT, request.context)
         expert_weights = max((c.elements for c in e.classes), default=0)
         per_token = m.dense.elements + m.head.elements + e.layers * m.top_k * expert_weights
         return Traffic(
             dense_bytes=4 * m.dense.elements,
             head_bytes=4 * m.head.elements,
-            kv_bytes=footprint.kv_cache_size(m, request.context, request.kv).bytes // 2,
+            kv_bytes=footprint.kv_cache_size(m, prompt, request.kv).bytes,
             embedding_row_bytes=m.embedding_table.bytes // max(m.vocab, 1),
-            prompt=min(PROMPT, request.context),
+            prompt=prompt,
             layers=m.layers,
             expert_layers=e.layers,
             experts_per_layer=m.experts,

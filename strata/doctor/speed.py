@@ -39,7 +39,7 @@ class Traffic:
 
     dense_bytes: int  # every weight but head and experts
     head_bytes: int
-    kv_bytes: int  # read by one token at half the context
+    kv_bytes: int  # read by one token after the prompt
     embedding_row_bytes: int
     prompt: int  # tokens of the reference turn's prompt
     layers: int
