@@ -67,33 +67,37 @@ CARDS = (
 
 
 def find_card(name: str) -> Card:
-    """Return the card that a person names, with or without the maker's words and the size.
+    """Return the card that a person names: the maker's words, spaces and, if left out, the size do not matter.
 
     Raises
     ------
     UsageError
-        No card of the table is meant, or more than one.
+        The table has no such card.
     """
-    wanted = _key(name)
-    meant = [card for card in CARDS if re.fullmatch(re.escape(wanted) + r"(\d+gb)?", _key(card.name))]
-    if len(meant) == 1:
-        return meant[0]
+    base, gb = _split(name)
+    for card in CARDS:
+        known, known_gb = _split(card.name)
+        if base == known and gb in (None, known_gb):
+            return card
     names = [card.name for card in CARDS]
-    near = [card.name for card in meant] or difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6) or names
     raise UsageError(
-        f"plan for a machine with {name!r}",
-        "the table of cards has " + ("several of that name" if meant else "none of that name"),
-        f"Use one of: {', '.join(near)}",
+        f"plan for a machine with {name!r}", "the table of cards does not have it", f"Use one of: {', '.join(near)}"
     )
 
 
 def known_card(name: str) -> Card | None:
-    """Return the table's card for a name as the driver reports it, the longest that it begins with, if there is one."""
-    reported = _key(name)
-    fitting = [card for card in CARDS if reported.startswith(_key(card.name)) or _key(card.name).startswith(reported)]
-    return max(fitting, key=lambda card: len(card.name), default=None) if reported else None
+    """Return the table's card for a name as the driver reports it, whatever its size, if there is one."""
+    base, _ = _split(name)
+    return next((card for card in CARDS if _split(card.name)[0] == base), None)
 
 
-def _key(name: str) -> str:
-    words = name.lower().replace("nvidia", "").replace("geforce", "")
-    return "".join(words.split()).replace("-", "")
+_SIZE = re.compile(r"\b(\d+) ?gb\b")
+_NOISE = re.compile(r"nvidia|geforce|[\s-]|sxm\d|pcie|hbm\d?e?|nvl|blackwell.*edition")
+
+
+def _split(name: str) -> tuple[str, str | None]:
+    """Return a name without what does not tell cards apart, and its memory in GB where it says so."""
+    lower = name.lower()
+    said = _SIZE.search(lower)
+    return _NOISE.sub("", _SIZE.sub("", lower)), said and said[1]
