@@ -51,7 +51,7 @@ class TinyModel:
     def _add_keys(self, writer: gguf.GGUFWriter) -> None:
         writer.add_name("tiny")
         writer.add_block_count(self.layers)
-        writer.add_context_length(256)
+        writer.add_context_length(2048)
         writer.add_embedding_length(self.embedding)
         writer.add_feed_forward_length(self.width)
         writer.add_head_count(self.heads)

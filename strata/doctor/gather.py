@@ -38,10 +38,10 @@ GROUPS: dict[str, type[msgspec.Struct]] = {
 }
 TIME_LIMITS_S = {
     "host": 10.0,
-    "nvml": 15.0,
+    "nvml": 10.0,
     "adapters": 10.0,
     "disk": 20.0,
-    "cuda": 40.0,
+    "cuda": 30.0,
     "pinned": 30.0,
     "speed": 40.0,
 }
@@ -120,6 +120,7 @@ class _Gathering:
         request = ProbeRequest(model=model, device=options.device, ballast_bytes=options.ballast_bytes)
 
         self._run(request, "host", "nvml", "adapters", "disk")
+        request = msgspec.structs.replace(request, nvml_missing=self._why_no_nvml())
         self._run(request, "cuda")
         no_device = self._why_no_device()
         if no_device is None:
@@ -143,6 +144,13 @@ class _Gathering:
         outcomes = run_jobs(jobs, on_done=lambda group, probe: self._progress(group, probe.status))
         for group, outcome in outcomes.items():
             self._probes[group] = _decode(outcome, GROUPS[group])
+
+    def _why_no_nvml(self) -> str | None:
+        """Return why the CUDA probes must not touch NVML, or None."""
+        nvml: Probe[NvmlFacts] = self._probes["nvml"]
+        if "nvml" not in self._options.groups or nvml.status is ProbeStatus.OK:
+            return None
+        return f"the nvml probe did not succeed: {nvml.error.message if nvml.error else nvml.status}"
 
     def _why_no_device(self) -> str | None:
         """Return why the probes that need a working device cannot run, or None."""

@@ -127,7 +127,7 @@ class Ops(Protocol):
         """
 
     def combine(self, results: Array, weights: Array, residual: Array) -> None:
-        """``residual[t] += sum over ranks, in rank order, of weights[t, r] * results[t, r]``."""
+        """``residual[t] += sum over ranks, in rank order, of weights[t, r] * results[t, r]``; `results` is spent."""
 
     def head(self, x: Array, norm: Weight, eps: float, weight: Weight, logits: Array) -> None:
         """``logits = rms(x, norm) @ weight.T``; x [T, E], logits [T, V]."""

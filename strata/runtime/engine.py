@@ -16,10 +16,10 @@ from strata.gguf.reader import GGUFFile
 from strata.runtime.expert_cache import CacheCounts
 from strata.runtime.generation import Generation, PrefillProgress, Sampler
 from strata.runtime.loader import LoadedModel, LoadProgress, MakePolicy, load_model
-from strata.runtime.memory import TEMPORARIES_LINE, MemoryReport, PlannedMemory, Taker, charged_to, take_host
+from strata.runtime.memory import TEMPORARIES_LINE, PlannedMemory, Taker, charged_to, take_host
 from strata.runtime.models import load_config
 from strata.runtime.policies import FrequencyOverAge
-from strata.runtime.process_memory import anonymous_bytes
+from strata.runtime.process_memory import MemoryReport, anonymous_bytes
 
 Logits = NDArray[np.float32]
 
@@ -41,12 +41,11 @@ class Engine:
     Its position moves when a forward pass has ended, so Ctrl-C anywhere leaves it at the last complete position.
     """
 
-    def __init__(self, model: LoadedModel, plan: AllocationPlan, memory: PlannedMemory, baseline: int, log: EventLog):
+    def __init__(self, model: LoadedModel, plan: AllocationPlan, memory: PlannedMemory, log: EventLog):
         self.plan = plan
         self.log = log
         self._model = model
         self._memory = memory
-        self._baseline = baseline
         self._peak = anonymous_bytes()
 
     @classmethod
@@ -86,7 +85,6 @@ class Engine:
         config = load_config(file)
         _check_plan(plan, config.facts.header_sha256)
         log("plan", plan=plan)
-        baseline = anonymous_bytes()
         with ExitStack() as undo:
             memory = undo.enter_context(
                 PlannedMemory(
@@ -96,7 +94,7 @@ class Engine:
                 )
             )
             model = load_model(file, config, plan, memory, policy=policy, progress=progress)
-            engine = cls(model, plan, memory, baseline, log)
+            engine = cls(model, plan, memory, log)
             log("loaded", memory=engine.memory_report())
             undo.pop_all()
         return engine
@@ -193,10 +191,13 @@ class Engine:
         return self._model.experts.counts.copy() if self._model.experts else CacheCounts()
 
     def memory_report(self) -> MemoryReport:
-        """Set planned and actual side by side; the peak is the highest at the end of a chunk or step."""
+        """Set planned and actual side by side; the peak is the highest at the end of a chunk or step.
+
+        Actual is the whole process, as the plan's "context" line charges for interpreter and libraries too.
+        """
         now = anonymous_bytes()
         self._peak = max(self._peak, now)
-        return self._memory.report(actual_bytes=now - self._baseline, peak_bytes=self._peak - self._baseline)
+        return self._memory.report(actual_bytes=now, peak_bytes=self._peak)
 
     def close(self) -> None:
         """Free everything. The engine cannot be used after it."""

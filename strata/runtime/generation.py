@@ -153,6 +153,8 @@ class Generation:
         except (KeyboardInterrupt, GeneratorExit):
             self._stop = StopReason.INTERRUPTED
             raise
+        finally:
+            self._engine.log("generation", stats=self.stats)
 
     def _prefill(self, prompt: list[int], progress: PrefillProgress | None) -> NDArray[np.float32]:
         self._reused = self._engine.resume(prompt)

@@ -53,6 +53,6 @@ def machine(ram_bytes: int = 4 << 30, threads: int = 2) -> Facts:
     )
 
 
-def planned(file: GGUFFile, **options: Any) -> AllocationPlan:
+def planned(file: GGUFFile, *, threads: int = 2, **options: Any) -> AllocationPlan:
     """A real plan for a model on that machine."""
-    return make_plan(machine(), read_model_facts(file), PlanOptions(**options))
+    return make_plan(machine(threads=threads), read_model_facts(file), PlanOptions(**options))

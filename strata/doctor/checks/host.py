@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from strata.doctor.checks.check import Result, check, passed, warn
 from strata.doctor.checks.machine import Machine
 from strata.doctor.units import GIB, size
@@ -113,7 +115,7 @@ def kernel_611(m: Machine) -> Result | None:
     Strata does not try the pinned budget there and plans without pinning."""
     if m.host.os not in (None, "linux"):
         return None
-    if not (m.host.kernel or "").startswith("6.11."):
+    if not re.match(r"6\.11(\.|-|$)", m.host.kernel or ""):
         return passed("The kernel is not one known to leak page-locked memory.")
     return warn(
         "This kernel leaks memory when page-locking is refused; the pinned budget was not tried.",

@@ -7,7 +7,7 @@ None. Numbers that no machine can have (negative, NaN) read as None too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ from strata.gguf.model_facts import ModelFacts
 
 GROUPS = ("host", "nvml", "cuda", "pinned", "disk", "adapters", "speed", "run")
 NO_LIMIT = "no limit"  # the reason that makes a None an answer
+NOT_REPORTED = "not reported"
 WHERE = {  # the source of a group's facts, where the facts do not say it more exactly
     "host": "operating system",
     "nvml": "NVML",
@@ -114,7 +115,7 @@ class Machine:
         """Every CUDA error that a probe or the last run met, with the group that met it."""
         cuda, pinned = self.facts.cuda, self.facts.pinned
         found = [("cuda", cuda.error), *(("cuda", device.error) for device in self.cuda.devices)]
-        found.append(("pinned", pinned.error))
+        found += [("cuda", self.cuda.kernel_error), ("pinned", pinned.error)]
         if pinned.value:
             found += [("pinned", pinned.value.refusal), ("pinned", pinned.value.malloc_refusal)]
         found.append(("run", self.last_run.refusal))
@@ -168,10 +169,15 @@ class Machine:
         probe = self.facts_of(group)
         owner = getattr(self, "last_run" if group == "run" else group)
         if probe.value is None or owner is None:
-            not_here, not_asked = probe.status is ProbeStatus.UNSUPPORTED, probe.status is ProbeStatus.SKIPPED
-            return Missing(path, self.reason(group), not_here, not_asked)
-        why = "not reported" if probe.status is ProbeStatus.OK else self.reason(group)
-        return _find_missing(path, owner, fields, why)
+            gap: Missing | None = Missing(path, self.reason(group))
+        else:
+            gap = _find_missing(
+                path, owner, fields, NOT_REPORTED if probe.status is ProbeStatus.OK else self.reason(group)
+            )
+        if gap and probe.status in (ProbeStatus.UNSUPPORTED, ProbeStatus.SKIPPED):
+            unsupported = probe.status is ProbeStatus.UNSUPPORTED
+            return replace(gap, not_here=unsupported, not_asked=not unsupported)
+        return gap
 
 
 def error_text(error: ProbeError) -> str:
@@ -183,11 +189,11 @@ def error_text(error: ProbeError) -> str:
 def _find_missing(path: str, owner: Any, fields: list[str], why: str) -> Missing | None:
     name, *rest = fields
     value = getattr(owner, name)
-    if value is None:
-        reason = getattr(owner, "unknown", {}).get(name, why)
-        return None if reason == NO_LIMIT else Missing(path, reason)
-    if why != "not reported" and value in ((), {}):  # a probe that broke off had not got to it
-        return Missing(path, why)
+    reason = getattr(owner, "unknown", {}).get(name)
+    if reason == NO_LIMIT:
+        return None
+    if value is None or (value in ((), {}) and (reason or why != NOT_REPORTED)):  # a broken-off probe had not got there
+        return Missing(path, reason or why, not_here="not supported" in (reason or "").lower())
     elements = value if isinstance(value, tuple) else (value,)
     gaps = (_find_missing(path, element, rest, why) for element in elements) if rest else ()
     return next((gap for gap in gaps if gap), None)

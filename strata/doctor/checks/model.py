@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from strata.doctor.budgets import usable_ram
 from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.machine import Machine
-from strata.doctor.plan import HOST
+from strata.doctor.plan import HOST, PlanOptions
 from strata.doctor.units import size
+from strata.errors import Undetermined
 
 
-def usable_ram(m: Machine) -> int | None:
-    """Return the RAM a process can still take: min(MemAvailable, memory.max - memory.current + reclaimable)."""
-    available, limit, used = m.host.ram_available_bytes, m.host.cgroup_limit_bytes, m.host.cgroup_used_bytes
-    if available is None or limit is None or used is None:
-        return available
-    return min(available, max(limit - used + (m.host.cgroup_reclaimable_bytes or 0), 0))
+def ram_now(m: Machine) -> int | None:
+    """Return the RAM that a process may take now, as plans count it; None when unknown."""
+    try:
+        return usable_ram(m.facts, PlanOptions()).usable_bytes
+    except Undetermined:
+        return None
 
 
 @check("STR-RAM-SHORT", "RAM for the model", needs=("model", "host.ram_available_bytes"), essential=True)
 def ram_short(m: Machine) -> Result | None:
     """When the model's weights exceed RAM and VRAM together, experts are read from the disk again and again: the disk
     light never stops. The plan says how many; the shortfall is named before anything starts."""
-    ram = usable_ram(m)
+    ram = ram_now(m)
     if m.model is None or ram is None:
         return passed("RAM and VRAM hold the model.")
     vram = max((gpu.vram_free_bytes or 0 for gpu in m.nvml.gpus), default=0)
@@ -83,7 +85,7 @@ def fallbacks(m: Machine) -> Result | None:
 def still_there(m: Machine) -> Result | None:
     """A saved plan rests on memory that was free when it was made. If less is usable now, it is refused at start; a
     new plan is made in a second."""
-    ram = usable_ram(m)
+    ram = ram_now(m)
     if m.plan is None or ram is None or not m.plan.feasible:
         return None if m.plan else passed("The plan's memory is there.")
     on_host = sum(r.bytes for r in m.plan.reservations if r.device == HOST and r.tier != "file")

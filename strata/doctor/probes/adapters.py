@@ -8,21 +8,9 @@ from pathlib import Path
 
 from strata.doctor.facts import AdapterFacts, DisplayAdapter
 from strata.doctor.probes.collect import Collector, Unknown
+from strata.doctor.probes.pci_vendors import VENDORS
 from strata.doctor.probes.request import ProbeRequest
 
-VENDORS = {
-    0x10DE: "NVIDIA",
-    0x1002: "AMD",
-    0x8086: "Intel",
-    0x1A03: "ASPEED",
-    0x102B: "Matrox",
-    0x1AF4: "virtio",
-    0x1B36: "QEMU",
-    0x1234: "QEMU",
-    0x15AD: "VMware",
-    0x1414: "Microsoft",
-    0x5143: "Qualcomm",
-}
 _DISPLAY_CLASS = "0x03"  # VGA, XGA, 3D and other display controllers
 _INTEL_INTEGRATED = "0000:00:02.0"  # where Intel's integrated graphics has always been
 
@@ -30,9 +18,9 @@ _INTEL_INTEGRATED = "0000:00:02.0"  # where Intel's integrated graphics has alwa
 def probe(request: ProbeRequest) -> Iterator[AdapterFacts]:
     """Yield the display controllers of this machine."""
     if sys.platform == "win32":
-        from strata.doctor.probes import windows
+        from strata.doctor.probes import dxgi
 
-        yield windows.adapter_facts(windows.dxgi_adapters())
+        yield dxgi.adapter_facts(list(dxgi.adapters()))
     elif sys.platform == "linux":
         yield pci_adapters(Path("/"))
     else:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -60,7 +58,7 @@ def probe(request: ProbeRequest) -> Iterator[CudaFacts]:
     found.take("libnvml_candidates", libraries.search_nvml)
     yield CudaFacts(**found.fields())
     cupy = import_cupy(found.values["cupy_packages"])
-    with NvmlGauge.open() as gauge:
+    with NvmlGauge.open(request.nvml_missing) as gauge:
         yield from read_cuda(found, cupy, gauge, driver_library)
 
 
@@ -84,7 +82,7 @@ def steering_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def import_cupy(packages: Mapping[str, str]) -> ModuleType:
+def import_cupy(packages: Mapping[str, str]) -> Any:
     """Return the module cupy.
 
     Raises
@@ -94,8 +92,7 @@ def import_cupy(packages: Mapping[str, str]) -> ModuleType:
     """
     os.environ["CUPY_CACHE_IN_MEMORY"] = "1"  # the kernel must be compiled now, not found in a cache
     try:
-        cupy = importlib.import_module("cupy")
-        importlib.import_module("cupy.cuda.runtime")
+        import cupy
     except ImportError as failure:
         if not packages and isinstance(failure, ModuleNotFoundError) and failure.name == "cupy":
             raise ProbeStopped(
@@ -138,22 +135,24 @@ def read_cuda(found: Collector, cupy: Any, gauge: NvmlGauge, driver_library: Any
     found.take("nvrtc_version", lambda: "{}.{}".format(*nvrtc.getVersion()))
     found.take("nvrtc_max_arch", lambda: max(nvrtc.getSupportedArchs()))
     yield CudaFacts(**found.fields())
+    failure = None
+    count = 0
     try:
         count = runtime.getDeviceCount()
-    except RuntimeError as failure:
+    except RuntimeError as refusal:
+        failure = refusal
+    windows = sys.platform == "win32"
+    found.take("libcuda_loaded", lambda: libraries.loaded_file("nvcuda.dll" if windows else "libcuda.so"))
+    found.take("libnvml_loaded", lambda: libraries.loaded_file("nvml.dll" if windows else "libnvidia-ml.so"))
+    if failure is not None:
+        yield CudaFacts(**found.fields())
         raise _no_devices(failure, found) from failure
-    found.take(
-        "libcuda_loaded", lambda: libraries.loaded_file("nvcuda.dll" if sys.platform == "win32" else "libcuda.so")
-    )
-    found.take(
-        "libnvml_loaded", lambda: libraries.loaded_file("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so")
-    )
     found.values["devices"] = ()
     for ordinal in range(count):
         yield CudaFacts(**found.fields())  # a crash on the next device must not lose this one
         device, kernel_error = _device(cupy, ordinal, gauge, driver_library)
         found.values["devices"] += (device,)
-        found.values.setdefault("kernel_error", kernel_error)
+        found.values["kernel_error"] = found.values.get("kernel_error") or kernel_error
     if count:
         found.values["kernel_ok"] = found.values["kernel_error"] is None
     yield CudaFacts(**found.fields())

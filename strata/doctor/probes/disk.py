@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -32,10 +33,10 @@ def read_disk(path: Path, root: Path) -> Iterator[DiskFacts]:
     found.values |= {"path": str(path), "file_bytes": size}
     found.take_all(("total_bytes", "free_bytes"), lambda: shutil.disk_usage(path)[::2])
     if sys.platform == "win32":
-        from strata.doctor.probes import windows
+        from strata.doctor.probes import windows_files
 
-        found.take_all(("mount", "device", "filesystem"), lambda: windows.volume(path))
-        found.take("rotational", lambda: windows.is_rotational(path))
+        found.take_all(("mount", "device", "filesystem"), lambda: windows_files.volume(path))
+        found.take("rotational", lambda: windows_files.is_rotational(path))
     else:
         found.take_all(("mount", "device", "filesystem"), lambda: mount_of(path, root))
         found.take("rotational", lambda: is_rotational(path.stat().st_dev, root))
@@ -50,13 +51,18 @@ def mount_of(path: Path, root: Path) -> tuple[str, str, str]:
     best: tuple[str, str, str] | None = None
     for line in (root / "proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
-        mount = before.split(" ")[4].encode().decode("unicode_escape")  # blanks are written \\040
+        mount = _unescaped(before.split(" ")[4])
         filesystem, device = after.split(" ")[:2]
         if real.is_relative_to(mount) and (best is None or len(mount) >= len(best[0])):
-            best = mount, device, filesystem
+            best = mount, _unescaped(device), filesystem
     if best is None:
         raise Unknown("no mount holds the path")
     return best
+
+
+def _unescaped(text: str) -> str:
+    """Return a name of mountinfo as it is: there blanks and backslashes are written as octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def is_rotational(device: int, root: Path) -> bool:

@@ -125,7 +125,7 @@ def collect_speed(found: Collector, path: Path, size: int) -> None:
 def open_file(path: Path, direct: bool) -> OpenFile:
     """Open a file for measuring, past the page cache when `direct`."""
     if sys.platform == "win32":
-        from strata.doctor.probes import windows
+        from strata.doctor.probes.windows_files import WindowsFile
 
-        return windows.WindowsFile(path, direct)
+        return WindowsFile(path, direct)
     return PosixFile(path, direct)

@@ -27,7 +27,6 @@ def probe(request: ProbeRequest) -> Iterator[HostFacts]:
     if sys.platform == "win32":
         from strata.doctor.probes import windows
 
-        found.values |= {"os": "windows", "wsl": "none", "container": "none"}
         windows.collect_host(found, windows.System())
     elif sys.platform == "linux":
         collect_linux(found, Path("/"), os.environ, platform.release())

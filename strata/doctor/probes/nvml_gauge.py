@@ -28,8 +28,17 @@ class NvmlGauge:
 
     @classmethod
     @contextmanager
-    def open(cls) -> Iterator[NvmlGauge]:
-        """Start NVML for as long as the block runs; without NVML the gauge knows nothing, and says why."""
+    def open(cls, missing: str | None) -> Iterator[NvmlGauge]:
+        """Start NVML for as long as the block runs; without NVML the gauge knows nothing, and says why.
+
+        Parameters
+        ----------
+        missing : str, optional
+            Why NVML must not be touched: where it hung or crashed before, it would again.
+        """
+        if missing is not None:
+            yield cls(None, missing)
+            return
         nvml: Any = importlib.import_module("pynvml")
         try:
             nvml.nvmlInit()

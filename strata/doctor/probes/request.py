@@ -17,6 +17,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     pin_bytes: int = 0  # where the pinned probe stops by itself
     ballast_bytes: int = 0  # device memory that the pinned probe holds while it pins
     ram_bytes: int = 0  # largest buffer that the speed probe may fill
+    nvml_missing: str | None = None  # why the CUDA probes must leave NVML alone; None when they may use it
     cuda_missing: str | None = None  # why the speed probe must leave the device alone; None when it may use it
 
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,6 @@ def probe_job(group: str, request: ProbeRequest, time_limit_s: float) -> Job:
 
 def run_jobs(
     jobs: Sequence[Job],
-    environment: Mapping[str, str] | None = None,
     on_done: Callable[[str, Probe[Any]], None] = lambda group, probe: None,
 ) -> dict[str, Probe[Any]]:
     """Run `jobs` side by side and return each one's outcome, its value still in the form that JSON has.
@@ -70,8 +69,6 @@ def run_jobs(
     ----------
     jobs : sequence of Job
         What to run, one per group.
-    environment : mapping, optional
-        The children's environment; this process's by default.
     on_done : callable, optional
         Called with the group and its outcome as each ends.
     """
@@ -81,7 +78,7 @@ def run_jobs(
         try:
             for job in jobs:
                 try:
-                    children.append(_Child(job, Path(folder) / job.group, environment))
+                    children.append(_Child(job, Path(folder) / job.group))
                 except OSError as failure:
                     error = ProbeError(message=f"could not start {job.command[0]}: {failure}", code=failure.errno)
                     outcomes[job.group] = Probe(status=ProbeStatus.FAILED, error=error)
@@ -104,7 +101,7 @@ def run_jobs(
 class _Child:
     """One running child."""
 
-    def __init__(self, job: Job, result_path: Path, environment: Mapping[str, str] | None) -> None:
+    def __init__(self, job: Job, result_path: Path) -> None:
         self.job = job
         self._result_path = result_path
         self._started = time.monotonic()
@@ -117,7 +114,6 @@ class _Child:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             cwd=_PACKAGE_ROOT,
-            env=environment,
         )
         self._stderr = b""
         self._pipes = threading.Thread(target=self._serve_pipes, daemon=True)

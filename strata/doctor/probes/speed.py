@@ -39,7 +39,7 @@ def probe(request: ProbeRequest) -> Iterator[SpeedFacts]:
     yield SpeedFacts(**found.fields())
     runtime = import_cupy({}).cuda.runtime
     found.take("device_uuid", lambda: device_uuid(driver_library(), request.device))
-    with NvmlGauge.open() as gauge:
+    with NvmlGauge.open(request.nvml_missing) as gauge:
         collect_device(found, DeviceCopies(runtime, request.device, min(COPY_BYTES, request.ram_bytes)), threads, gauge)
     yield SpeedFacts(**found.fields())
 

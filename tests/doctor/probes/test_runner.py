@@ -125,7 +125,7 @@ def test_failure_carries_the_last_words() -> None:
 
 def test_one_bad_child_does_not_hide_the_others() -> None:
     def job(group: str, code: str) -> Job:
-        return Job(group, 5.0, (sys.executable, "-c", WRITE + code))
+        return Job(group, 1.5 if group == "hangs" else 10.0, (sys.executable, "-c", WRITE + code))
 
     ended: list[str] = []
     probes = run_jobs(
@@ -178,7 +178,7 @@ def test_no_child_outlives_an_interruption() -> None:
         Job("slow", 60.0, (sys.executable, "-c", "import time\ntime.sleep(60)")),
     ]
     processes: list[subprocess.Popen] = []
-    kept = runner.subprocess.Popen.__init__
+    kept = subprocess.Popen.__init__
 
     def remember(self: subprocess.Popen, *args: object, **options: object) -> None:
         processes.append(self)
