@@ -11,14 +11,15 @@ from strata.doctor.lines import Lines, recurrent_state
 from strata.doctor.plan import CPU, DeviceRef, PlanOptions, Reservation, SlotClass, Tier
 from strata.doctor.request import Request, minimum_slots
 from strata.doctor.speed import PROMPT, Speeds, Traffic
-from strata.doctor.units import MIB, PAGE, round_up, size
+from strata.doctor.units import MIB, PAGE, round_up
 from strata.errors import UsageError
 from strata.gguf import footprint
 from strata.gguf.model_facts import ModelFacts
 
-# Measured in fresh processes: 47 MiB with numpy, gguf, tokenizers, jinja2, rich and typer loaded and BLAS used, and
-# at its peak 0.75 to 0.85 KiB a token while a byte-pair tokenizer is built. The rest is margin for the threads' own.
-_CONTEXT_BASE = 128 * MIB
+# Measured in fresh processes: 47 MiB with numpy, gguf, tokenizers, jinja2, rich and typer loaded; at its peak 0.75
+# to 0.85 KiB a token while a byte-pair tokenizer is built; 33.4 MiB that OpenBLAS keeps for each thread at work.
+_CONTEXT_BASE = 64 * MIB
+_CONTEXT_PER_THREAD = 34 * MIB
 _CONTEXT_PER_TOKEN = 1024
 
 # Where facts hold no measurement. Ready floats per second: gguf.quants on one core, between IQ3_S (0.09 GB/s) and
@@ -61,7 +62,8 @@ class NumpyBackend:
         work = footprint.workspace(m, chunk, request.kv, request.threads)
         kv_arrays = 2 * sum(groups > 0 for groups in m.kv_heads)
         context = footprint.Size(
-            _CONTEXT_BASE + _CONTEXT_PER_TOKEN * m.vocab, f"{size(_CONTEXT_BASE)} + {m.vocab:,} tokens x 1 KiB"
+            _CONTEXT_BASE + _CONTEXT_PER_THREAD * request.threads + _CONTEXT_PER_TOKEN * m.vocab,
+            f"64 MiB + {request.threads} threads x 34 MiB + {m.vocab:,} tokens x 1 KiB",
         )
         logits = footprint.logits(m)
         ring = footprint.Size(self.experts.largest_stored_bytes, "the largest expert as stored")

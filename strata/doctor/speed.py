@@ -133,8 +133,10 @@ def expected_speed(traffic: Traffic, speeds: Speeds, placement: Placement) -> Ex
     if traffic.experts and placement.slots < traffic.experts:
         basis += (
             f"Hit rate {hits:.0%} with {placement.slots / traffic.experts:.0%} of the experts in slots: "
-            "the locality published for a model of 512 experts a layer, somewhat lowered; warm.",
+            "the locality published for a model of 512 experts a layer, somewhat lowered.",
         )
+    if traffic.experts:
+        basis += ("The first tokens are slower: slots are filled as experts are asked for.",)
     return ExpectedSpeed(
         decode_tokens_per_s=(decode * low, decode * high),
         prefill_tokens_per_s=(prefill * low, prefill * high),
