@@ -188,12 +188,13 @@ def _speeds(facts: Facts, gpu: Gpu) -> Speeds:
     file, file_basis = file_speed(facts)
     staged = max(measured.h2d_staged_bytes_per_s.values(), default=None) if measured else None
     unstaged = max(measured.h2d_pageable_bytes_per_s.values(), default=None) if measured else None
+    pageable = staged or min(link, ram / 2)  # read and written once on the way to the ring
     return Speeds(
         vram=vram,
         pinned=link,
-        pageable=staged or min(link, ram / 2),  # read and written once on the way to the ring
+        pageable=pageable,
         file=file,
-        unstaged=unstaged or link / 4,
+        unstaged=unstaged or min(link / 4, pageable / 2),
         ready=float("inf"),
         weights=_WEIGHTS_PER_ROOT_TFLOPS * sqrt(card.tensor_tflops if card else _UNKNOWN_TFLOPS),
         layer_s=_LAYER_S,

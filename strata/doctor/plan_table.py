@@ -78,7 +78,8 @@ def _memories(plan: AllocationPlan) -> Iterator[tuple[str, int, int, int]]:
         share = ram is not None and budget.tier in ram.tiers
         if not share or (ram and 0 < budget.usable_bytes < ram.usable_bytes):
             used = plan.planned_bytes(budget.tier, budget.device)
-            yield TIER_NAMES[budget.tier], used, budget.reserve_bytes, budget.usable_bytes
+            name = "VRAM share" if share and budget.tier is Tier.VRAM else TIER_NAMES[budget.tier]
+            yield name, used, budget.reserve_bytes, budget.usable_bytes
     for memory in plan.shared:
         used = sum(plan.planned_bytes(tier) for tier in memory.tiers)
         yield memory.name, used, memory.reserve_bytes, memory.usable_bytes
@@ -93,7 +94,7 @@ def _bar(name: str, used: int, reserve: int, usable: int, unicode: bool) -> Text
     bar = full * ends[0] + kept * (ends[1] - ends[0]) + free * (ends[2] - ends[1])
     rest = Text(f"{size(over)} too much", "bold red") if over > 0 else Text(f"{size(-over)} left")
     numbers = f"{size(used)} used + {size(reserve)} kept free of {size(usable)}, "
-    return Text.assemble((f"{name:<15}", "bold"), f" [{bar}]\n{'':<16} {numbers}", rest)
+    return Text.assemble((f"{name:<15}", "bold"), f" [{bar}]\n  {numbers}", rest)
 
 
 def _speed(plan: AllocationPlan) -> list[RenderableType]:
