@@ -18,6 +18,7 @@ from strata.doctor.candidates import Backend, Candidate, candidates, fill, leane
 from strata.doctor.changes import smallest_changes
 from strata.doctor.cuda_backend import CudaBackend
 from strata.doctor.facts import Facts
+from strata.doctor.gpus import gpus
 from strata.doctor.ladders import given_up
 from strata.doctor.machines import smallest_machine
 from strata.doctor.numpy_backend import NumpyBackend
@@ -160,9 +161,19 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
         shared=backend.limits.shared,
         reservations=tuple(sorted(lines, key=lambda line: _ORDER.index(line.tier))),
         fallbacks=given_up(backend, request, chosen) if chosen.fits else (),
-        notes=request.notes + backend.limits.notes + backend.notes,
+        notes=request.notes + backend.limits.notes + backend.notes + _about_auto(facts, options, backend),
         shortfall=None if chosen.fits else _shortfall(problem, lines),
         expected=expected_speed(backend.traffic(request), backend.speeds, where) if chosen.fits else None,
+    )
+
+
+def _about_auto(facts: Facts, options: PlanOptions, backend: Backend) -> tuple[str, ...]:
+    """Say what `--device auto` passed over: it plans for what can run."""
+    if options.device != "auto" or backend.device.backend != "numpy":
+        return ()
+    return tuple(
+        f"{gpu.name} is not used: Strata cannot run on it yet; --device cuda shows what the plan for it would be."
+        for gpu in gpus(facts)[:1]
     )
 
 

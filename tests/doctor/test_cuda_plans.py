@@ -150,7 +150,9 @@ def test_a_gpu_is_chosen_by_index_or_uuid():
 
 
 def test_auto_plans_for_what_can_run():
-    assert make_plan(LINUX, GPT_OSS_20B, PlanOptions()).device.backend == "numpy"
+    plan = make_plan(LINUX, GPT_OSS_20B, PlanOptions())
+    assert plan.device.backend == "numpy"
+    assert any("RTX 4090 is not used" in note for note in plan.notes)
 
 
 # The report of "native head upload: out of memory": the head was allocated after the expert arena was pinned and
