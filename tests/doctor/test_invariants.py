@@ -14,6 +14,7 @@ from strata.errors import UsageError
 from strata.gguf.model_facts import ModelFacts
 from tests.doctor.machines_with_gpus import REFUSED, gpu_machine
 from tests.doctor.shapes import MIB, machine, model
+from tests.doctor.typed import applied, weaker
 
 TYPES = ("Q4_K", "Q6_K", "IQ3_S", "Q8_0", "MXFP4", "F16")
 
@@ -170,6 +171,21 @@ def test_a_feasible_plan_keeps_every_budget_and_an_infeasible_one_says_why(quest
     else:
         assert plan.shortfall.missing_bytes > 0
         assert plan.changes
+
+
+@given(questions)
+@settings(max_examples=150, deadline=None)
+def test_the_first_change_offered_is_the_smallest_that_works(question):
+    facts, m, o = question
+    plan = plan_or_none(facts, m, o)
+    if plan is None or plan.feasible or not plan.changes[0].option:
+        return
+    for change in plan.changes:
+        assert make_plan(facts, m, applied(o, change.option)).feasible
+    first = plan.changes[0].option
+    milder = weaker(o, first) if first.count("--") == 1 else None
+    if milder is not None:
+        assert not make_plan(facts, m, milder).feasible
 
 
 @given(questions)

@@ -11,6 +11,7 @@ from strata.doctor.plan import PlanOptions, Tier
 from strata.doctor.planner import make_plan
 from strata.errors import Undetermined, UsageError
 from tests.doctor.shapes import DENSE, GIB, MIB, MIXTRAL, Q3_30B, SMALL_MOE, machine
+from tests.doctor.typed import applied, weaker
 
 KV_PER_TOKEN_30B = 48 * 4 * (128 + 128) * 4  # float32
 
@@ -141,67 +142,48 @@ def test_a_shortfall_names_the_first_line_and_all_missing_bytes():
     assert plan.expected is None
 
 
-def changed(options: PlanOptions, typed: str) -> PlanOptions:
-    """Apply a change as it would be typed."""
-    words = typed.split()
-    units = {"GiB": GIB, "MiB": MIB}
-    for option, value in zip(words[::2], words[1::2], strict=True):
-        field = {"--ram-budget": "ram_budget_bytes", "--vram-budget": "vram_budget_bytes"}.get(
-            option, option[2:].replace("-", "_")
-        )
-        number = int(value[:-3]) * units[value[-3:]] if value[-3:] in units else value
-        typed_value = int(number) if str(number).isdecimal() else number
-        options = msgspec.structs.replace(options, **{field: typed_value})
-    return options
-
-
 @pytest.mark.parametrize(
-    ("facts", "model", "options", "first", "weaker"),
+    ("facts", "model", "options", "first"),
     [
         (
             machine(24 * GIB),
             SMALL_MOE,
             PlanOptions(ram_budget_bytes=200 * MIB),
             "--ram-budget",
-            lambda o: msgspec.structs.replace(o, ram_budget_bytes=o.ram_budget_bytes - MIB),
         ),
         (
             machine(24 * GIB),
             SMALL_MOE,
             PlanOptions(vram_budget_bytes=200 * MIB),
             "--vram-budget",
-            lambda o: msgspec.structs.replace(o, vram_budget_bytes=o.vram_budget_bytes - MIB),
         ),
         (
             machine(850 * MIB),
             SMALL_MOE,
             PlanOptions(prefill=8192, max_context=8192, kv="f16"),
             "--prefill",
-            lambda o: msgspec.structs.replace(o, prefill=o.prefill + 1),
         ),
         (
             machine(900 * MIB),
             SMALL_MOE,
             PlanOptions(expert_cache=384),
             "--expert-cache",
-            lambda o: msgspec.structs.replace(o, expert_cache=o.expert_cache + 1),
         ),
         (
             machine(744 * MIB),
             SMALL_MOE,
             PlanOptions(max_context=16_384, kv="f16"),
             "--max-context",
-            lambda o: msgspec.structs.replace(o, max_context=o.max_context + 256),
         ),
     ],
 )
-def test_the_smallest_change_works_and_the_next_weaker_does_not(facts, model, options, first, weaker):
+def test_the_smallest_change_works_and_the_next_weaker_does_not(facts, model, options, first):
     plan = make_plan(facts, model, options)
     assert not plan.feasible
     assert plan.changes[0].option.startswith(first + " ")
     for change in plan.changes:
-        assert make_plan(facts, model, changed(options, change.option)).feasible, change
-    assert not make_plan(facts, model, weaker(changed(options, plan.changes[0].option))).feasible
+        assert make_plan(facts, model, applied(options, change.option)).feasible, change
+    assert not make_plan(facts, model, weaker(options, plan.changes[0].option)).feasible
 
 
 def test_changes_come_in_the_order_of_what_they_cost_the_context_last():
@@ -227,7 +209,7 @@ def test_pairs_are_offered_only_when_no_single_option_is_enough():
     assert plan.changes
     for change in plan.changes:
         assert change.option.count("--") == 2
-        assert make_plan(facts, SMALL_MOE, changed(options, change.option)).feasible
+        assert make_plan(facts, SMALL_MOE, applied(options, change.option)).feasible
 
 
 def test_when_nothing_helps_the_smallest_machine_is_named_and_would_do():
