@@ -31,7 +31,8 @@ def test_a_call_allocates_no_more_than_the_temporaries(name: str, kv: str, chunk
     model.logits(model.forward(tokens, 340)[-1:], logits)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak <= footprint.temporaries_size(facts, chunk).bytes
+    allowed = footprint.temporaries_size(facts, chunk).bytes
+    assert peak <= allowed - footprint.DEQUANTISE_TEMPORARY_BYTES  # the table is float32 here
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,6 +42,9 @@ def test_sizes_are_those_of_the_arrays(name: str, kv: str) -> None:
     for spec in footprint.workspace(facts, 7, kv, 3):
         assert spec.nbytes == allocate(spec).nbytes
         assert spec.formula.endswith(f" x {allocate(spec).itemsize}")
+    assert footprint.workspace_size(facts, 7, kv, 3).bytes == sum(
+        s.nbytes for s in footprint.workspace(facts, 7, kv, 3)
+    )
     cells = [spec for layer in footprint.kv_cache(facts, 50, kv) if layer for spec in layer]
     size = footprint.kv_cache_size(facts, 50, kv)
     assert size.bytes == sum(allocate(spec).nbytes for spec in cells)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.machine import Machine, error_text
+from strata.doctor.facts import NvmlGpu
 from strata.doctor.plan import Tier
 from strata.doctor.units import MIB, size
 
@@ -37,11 +38,16 @@ def display(m: Machine) -> Result | None:
     )
 
 
+def _taken(gpu: NvmlGpu) -> int:
+    """Return what programs hold: NVML counts what the driver keeps for itself as used, 615 MiB of an idle H200."""
+    return (gpu.vram_used_bytes or 0) - (gpu.vram_reserved_bytes or 0)
+
+
 @check("STR-VRAM-OTHERS", "VRAM held by others", needs=("nvml.gpus.vram_used_bytes", "nvml.gpus.vram_total_bytes"))
 def others(m: Machine) -> Result | None:
     """Out of memory on a card that is big enough: another process holds its memory. Plans rest on what is free, never
     on the total."""
-    held = {n: g for n, g in m.gpus.items() if not g.display_active and (g.vram_used_bytes or 0) >= TAKEN}
+    held = {n: g for n, g in m.gpus.items() if not g.display_active and _taken(g) >= TAKEN}
     if not m.nvml.gpus:
         return None
     if not held:
@@ -49,13 +55,13 @@ def others(m: Machine) -> Result | None:
     evidence, pids = [], []
     for name, gpu in held.items():
         free = f", {size(gpu.vram_free_bytes)} free" if gpu.vram_free_bytes is not None else ""
-        evidence.append(m.says("nvml.gpus", f"{name}: {size(gpu.vram_used_bytes or 0)} in use{free}"))
+        evidence.append(m.says("nvml.gpus", f"{name}: {size(_taken(gpu))} in use{free}"))
         for process in gpu.processes or ():
             used = size(process.used_bytes) if process.used_bytes is not None else "use not reported"
             evidence.append(m.says("nvml.gpus", f"pid {process.pid} {process.name or ''}: {used}"))
             pids.append(str(process.pid))
     return warn(
-        f"{size(sum(g.vram_used_bytes or 0 for g in held.values()))} of VRAM are in use by other processes.",
+        f"{size(sum(map(_taken, held.values())))} of VRAM are in use by other processes.",
         *evidence,
         remedy=m.per_os(
             linux=f"Stop what is not needed: kill {' '.join(pids)}" if pids else "nvidia-smi shows the processes",

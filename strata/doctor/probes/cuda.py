@@ -23,6 +23,7 @@ _TOOLKIT_PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cublas"
 _STEERING_PREFIXES = ("CUDA_", "CUPY_", "NVIDIA_")
 _STEERING_NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 _NO_DRIVER_CODES = (35, 100)  # insufficient driver, no device: what the runtime says when libcuda is missing
+CAPABILITY_ATTRIBUTES = (75, 76)  # cudaDevAttrComputeCapabilityMajor and Minor, which CuPy has no names for
 ATTRIBUTES = (
     "CanMapHostMemory",
     "HostRegisterSupported",
@@ -226,10 +227,7 @@ def device_uuid(library: Any, ordinal: int) -> str:
 
 
 def _capability(runtime: Any, ordinal: int) -> str:
-    major, minor = (
-        runtime.deviceGetAttribute(getattr(runtime, f"cudaDevAttrComputeCapability{part}"), ordinal)
-        for part in ("Major", "Minor")
-    )
+    major, minor = (runtime.deviceGetAttribute(number, ordinal) for number in CAPABILITY_ATTRIBUTES)
     return f"{major}.{minor}"
 
 

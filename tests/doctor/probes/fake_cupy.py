@@ -36,7 +36,6 @@ class FakeRuntime:
     is_hip = False
     devices = 1
     memcpyHostToDevice, memcpyDeviceToHost, memcpyDefault = 1, 2, 4
-    cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor = 75, 76
     cudaDevAttrCanMapHostMemory, cudaDevAttrIntegrated = 19, 18
 
     def __init__(
