@@ -9,6 +9,7 @@ from strata.doctor.checks.registry import CATALOGUE, run_checks
 from strata.doctor.facts import Facts
 from strata.doctor.findings import Finding, Outcome, Report, Status, Verdict, exit_code
 from strata.doctor.plan import AllocationPlan, PlanOptions
+from strata.doctor.units import counted
 from strata.gguf.model_facts import ModelFacts
 
 
@@ -88,4 +89,4 @@ def _essential_unknown(finding: Finding) -> bool:
 
 def _first_of(sentences: list[str], noun: str) -> str:
     rest = len(sentences) - 1
-    return sentences[0] + (f" (and {rest} more {noun}{'s' if rest > 1 else ''})" if rest else "")
+    return sentences[0] + (f" (and {counted(rest, f'more {noun}')})" if rest else "")

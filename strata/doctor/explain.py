@@ -12,7 +12,8 @@ from strata.doctor.cuda_causes import CUDA_CODES
 from strata.doctor.known_errors import KNOWN_ERRORS, TROUBLE
 
 LONGEST_LINE = 1000  # what is looked at of one line; error texts are shorter
-MOST_LINES = 10_000  # different lines of trouble that are looked at; of more, the first and the last ones
+MOST_PARTS = 4  # of one wrapped line
+MOST_LINES = 4_000  # different lines of trouble that are looked at; of more, the first and the last ones
 CLOCK = re.compile(r"^[\[(]*\d[\dT:.,/ Z+-]{6,}\W*")  # a time stamp, which makes equal lines differ
 CODE = re.compile(
     r"(?:cuda\w*|\bcu[A-Z]\w*|\bnvrtc)[^\n]{0,80}?\b(?:error|code|status|returned|failed|rc|err)\b[ :=(#]*(\d{1,3})\b"
@@ -69,14 +70,14 @@ def explain(text: str) -> tuple[Explanation, ...]:
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield (line number, line), an indented continuation joined to the line it continues."""
-    start, parts = 1, [""]
+    start, parts = 0, [""]
     for number, line in enumerate(text.splitlines(), 1):
         if line[:1] in (" ", "\t") and parts[0]:
-            if len(parts) < 4:
+            if len(parts) < MOST_PARTS:
                 parts.append(line.strip()[:LONGEST_LINE])
-            continue
-        yield start, " ".join(parts)
-        start, parts = number, [line[:LONGEST_LINE]]
+        elif line:
+            yield start, " ".join(parts)
+            start, parts = number, [line[:LONGEST_LINE]]
     yield start, " ".join(parts)
 
 

@@ -6,6 +6,7 @@ A finding never rests on a guess: a fact that could not be read makes it ``unkno
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -71,6 +72,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     facts: Facts
     plan: AllocationPlan | None = None
+
+
+def report_schema() -> dict[str, Any]:
+    """Return the JSON schema of `Report`, as published in docs/report.schema.json."""
+    schema = msgspec.json.schema(Report)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Strata report", **schema}
 
 
 def exit_code(outcome: Outcome, *, strict: bool = False) -> ExitCode:

@@ -48,7 +48,8 @@ NAME_IN_PATH = r"[^/\\\s\"'<>|:;,)\]]+"
 FORMS = {  # kind -> pattern; what its group "keep_..." matched stays in the text
     "token": r"(?<![\w-])(?:hf_(?=[A-Za-z0-9]*[A-Z0-9])[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}"
     r"|sk-[A-Za-z0-9_-]{12,}|xox[a-z]-[A-Za-z0-9-]{8,}|AKIA[0-9A-Z]{12,}|eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?)",
-    "bearer": r"(?<!\w)(?P<keep_bearer>(?i:Bearer|Basic)[ \t]+)[A-Za-z0-9._~+/=-]{6,}",
+    "bearer": rf"(?<!\w)(?P<keep_bearer>(?i:bearer[ \t]+|authorization{ASSIGNED}(?:basic|token)[ \t]+))"
+    r"(?:(?=\S*\d)[A-Za-z0-9._~+/=-]{6,}|[A-Za-z0-9._~+/=-]{20,})",
     "login": r"(?P<keep_login>://)[^\s/@\"'<>]+(?=@)",
     "secret": rf"(?P<keep_secret>(?:TOKEN|SECRET|API_?KEY|ACCESS_?KEY|(?i:passw(?:or)?d|api[_-]key|secret)){ASSIGNED})"
     r"[^\s\"'\\,;]{4,}",
@@ -63,8 +64,10 @@ FORMS = {  # kind -> pattern; what its group "keep_..." matched stays in the tex
     "ip": r"(?<![\w.+-])(?:\d{1,3}\.){3}\d{1,3}(?![\w+-]|\.\d)"
     r"|(?<![\w:.])[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]{1,38}(?:%\w+)?(?![\w:])",
 }
-NAMED_USER = rf"(?:(?<=[Uu]ser[ =:])|(?<=USER=)|(?<=USERNAME=)|(?<=LOGNAME=))NAME(?![{EDGE}])|(?<![{EDGE}])NAME(?=@)"
-NAMED_HOST = rf"(?:(?<=@)|(?<=HOSTNAME=)|(?<=COMPUTERNAME=))NAME(?![{EDGE}])"
+NAMED_USER = (
+    rf"(?:(?<=[Uu]ser[ =:])|(?<=USER=)|(?<=USERNAME=)|(?<=LOGNAME=))<NAME>(?![{EDGE}])|(?<![{EDGE}])<NAME>(?=@)"
+)
+NAMED_HOST = rf"(?:(?<=@)|(?<=HOSTNAME=)|(?<=COMPUTERNAME=))<NAME>(?![{EDGE}])"
 
 
 @dataclass(frozen=True)
@@ -114,27 +117,30 @@ class Redactor:
         """Return `text` with everything that identifies replaced."""
         return self._pattern.sub(self._replace, text)
 
-    def document(self, value: Any, key: str = "") -> Any:
-        """Return JSON-like `value` with every string in it redacted, the values of secret keys altogether."""
-        if isinstance(value, str):
-            return self._pseudonym("secret", value) if value and SECRET_KEY.search(key) else self.text(value)
-        if isinstance(value, dict):
-            return {self.text(str(k)): self.document(v, str(k)) for k, v in value.items()}
-        return [self.document(item, key) for item in value] if isinstance(value, (list, tuple)) else value
+    def value(self, value: Any, key: str = "") -> Any:
+        """Return `value` (JSON-like, msgspec structs welcome) with every string in it redacted.
 
-    def struct(self, value: Any) -> Any:
-        """Return the msgspec struct `value` redacted."""
-        return msgspec.convert(self.document(msgspec.to_builtins(value)), type(value))
+        What stands under a secret's key is replaced altogether; enumerations and the names of fields stay.
+        """
+        if type(value) is str:
+            return self._pseudonym("secret", value) if value and SECRET_KEY.search(key) else self.text(value)
+        if isinstance(value, msgspec.Struct):
+            return msgspec.structs.replace(
+                value, **{name: self.value(getattr(value, name), name) for name in value.__struct_fields__}
+            )
+        if isinstance(value, dict):
+            return {self.value(k): self.value(v, str(k)) for k, v in value.items()}
+        return type(value)(self.value(v, key) for v in value) if isinstance(value, (list, tuple)) else value
 
     def _forms(self) -> dict[str, str]:
         """Return every pattern by its kind, in the order in which they are tried at one place."""
         who = self.identity
         return {
             **{kind: FORMS[kind] for kind in ("token", "bearer", "login", "secret", "serial", "email")},
-            "home": _alternatives(who.homes, _is_home, rf"(?<![{EDGE}/\\])NAME(?![{EDGE}.-])"),
+            "home": _alternatives(who.homes, _is_home, rf"(?<![{EDGE}/\\])<NAME>(?![{EDGE}.-])"),
             "elsewhere": FORMS["elsewhere"],
-            "host": _alternatives(who.hosts, _is_distinctive, rf"(?<![{EDGE}.-])NAME(?![{EDGE}])"),
-            "user": _alternatives(who.users, _is_distinctive, rf"(?<![{EDGE}])NAME(?![{EDGE}])"),
+            "host": _alternatives(who.hosts, _is_distinctive, rf"(?<![{EDGE}.-])<NAME>(?![{EDGE}])"),
+            "user": _alternatives(who.users, _is_distinctive, rf"(?<![{EDGE}])<NAME>(?![{EDGE}])"),
             "named_user": _alternatives(who.users, _is_common, NAMED_USER),
             "named_host": _alternatives(who.hosts, _is_common, NAMED_HOST),
             **{kind: FORMS[kind] for kind in ("uuid", "mac", "ip")},
@@ -166,9 +172,9 @@ def _longest_first(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def _alternatives(values: Iterable[str], wanted: Callable[[str], bool], where: str) -> str:
-    """Return a pattern for `values` in every spelling, each standing as NAME stands in `where`; "" for none."""
+    """Return a pattern for `values` in every spelling, each standing as <NAME> stands in `where`; "" for none."""
     spelled = [_spellings(value) for value in _longest_first(values) if wanted(value)]
-    return where.replace("NAME", f"(?i:{'|'.join(spelled)})") if spelled else ""
+    return where.replace("<NAME>", f"(?i:{'|'.join(spelled)})") if spelled else ""
 
 
 def _spellings(value: str) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from strata.doctor.findings import Finding, Outcome, Report, Status
 from strata.doctor.summary import summary
+from strata.doctor.units import counted
 
 WIDTH = 100  # wider lines are hard to read
 NAMED = 4  # checks named in a folded line
@@ -53,9 +54,10 @@ class TerminalReport:
         self.verbose = verbose
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        body = console.render(Group(*self._parts()), options.update(width=min(options.max_width, WIDTH)))
-        for segment in body:
-            yield Segment(_ascii(segment.text), segment.style, segment.control) if options.ascii_only else segment
+        width = min(options.max_width, WIDTH)
+        for line in console.render_lines(Group(*self._parts()), options.update(width=width), pad=False):
+            yield from _plain_end([_ascii(s) for s in line] if options.ascii_only else line)
+            yield Segment.line()
 
     def _parts(self) -> Iterator[RenderableType]:
         verdict, findings = self.report.verdict, self.report.findings
@@ -75,11 +77,20 @@ class TerminalReport:
             elif chosen:
                 yield _folded(status, chosen)
         yield Text()
-        yield _rows([(label, Text(text)) for label, text in summary(self.report.facts)])
+        yield rows([(label, Text(text)) for label, text in summary(self.report.facts)])
 
 
-def _ascii(text: str) -> str:
-    return text.translate(ASCII).encode("ascii", "replace").decode("ascii")
+def _ascii(segment: Segment) -> Segment:
+    text = segment.text.translate(ASCII).encode("ascii", "replace").decode("ascii")
+    return Segment(text, segment.style, segment.control)
+
+
+def _plain_end(line: list[Segment]) -> list[Segment]:
+    """Return `line` without the blanks at its end, which a table fills its columns with and a paste keeps."""
+    line = list(line)
+    while line and not line[-1].text.strip():
+        line.pop()
+    return [*line[:-1], Segment(line[-1].text.rstrip(), line[-1].style)] if line else []
 
 
 def _finding(finding: Finding) -> RenderableType:
@@ -88,16 +99,16 @@ def _finding(finding: Finding) -> RenderableType:
         f"  {finding.title}  ",
         f"[{finding.id}]",
     )
-    rows = [("", Text(finding.what))]
+    lines = [("", Text(finding.what))]
     seen = [Text(f"{e.text}  ({e.source})") for e in finding.evidence]
-    rows += [("seen" if n == 0 else "", text) for n, text in enumerate(seen)]
+    lines += [("seen" if n == 0 else "", text) for n, text in enumerate(seen)]
     if finding.remedy:
-        rows.append(("fix", Text(finding.remedy, style="bold")))
-    return Group(head, Padding(_rows(rows), (0, 0, 0, 2)))
+        lines.append(("fix", Text(finding.remedy, style="bold")))
+    return Group(head, Padding(rows(lines), (0, 0, 0, 2)))
 
 
 def _folded(status: Status, findings: list[Finding]) -> Text:
-    count = f"{len(findings)} check{'s' if len(findings) > 1 else ''}"
+    count = counted(len(findings), "check")
     titles = [f.title for f in findings[:NAMED]] + ([f"{len(findings) - NAMED} more"] if len(findings) > NAMED else [])
     words = {
         Status.PASS: f"{count} passed (-v lists them)",
@@ -107,10 +118,11 @@ def _folded(status: Status, findings: list[Finding]) -> Text:
     return Text.assemble((f"{SYMBOLS[status]} {status.upper()}", STYLES[status]), f"  {words[status]}")
 
 
-def _rows(rows: list[tuple[str, Text]]) -> Table:
+def rows(lines: list[tuple[str, Text]]) -> Table:
+    """Return `lines` of (label, text) in two columns, long texts wrapped in theirs."""
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, min_width=4)
     table.add_column(overflow="fold")
-    for label, text in rows:
+    for label, text in lines:
         table.add_row(label, text)
     return table

@@ -28,6 +28,11 @@ def version(text: str | None) -> tuple[int, ...] | None:
     return tuple(int(part) for part in match[1].split(".")) if match else None
 
 
+def counted(number: int, noun: str) -> str:
+    """Return the number with its noun: ``1 check``, ``3 checks``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def round_up(nbytes: int, step: int) -> int:
     """Return the smallest multiple of `step` that is at least `nbytes`."""
     return -(-nbytes // step) * step

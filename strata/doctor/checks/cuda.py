@@ -5,12 +5,20 @@ from __future__ import annotations
 from strata.doctor.checks.check import Result, check, fail, passed
 from strata.doctor.checks.driver import cupy_major
 from strata.doctor.checks.machine import Machine, error_text
+from strata.doctor.checks.pinned import COUNTS, malloc_works
+from strata.doctor.checks.wsl import foreign_libcuda
 from strata.doctor.cuda_causes import CUDA_CODES
 from strata.doctor.facts import ProbeStatus
-from strata.doctor.units import version
+from strata.doctor.units import counted, version
 
 CUPY = "cupy"
 STICKY = (214, 700, 702, 719)
+
+
+def visible_devices(m: Machine) -> str | None:
+    """Return CUDA_VISIBLE_DEVICES; None when it is not set."""
+    value = m.cuda.visible_devices
+    return m.cuda.environment.get("CUDA_VISIBLE_DEVICES") if value is None else value
 
 
 @check("STR-CUPY-NONE", "CuPy", needs=("cuda.cupy_packages",), scope=())
@@ -60,13 +68,45 @@ def import_fails(m: Machine) -> Result | None:
     )
 
 
+@check("STR-CTX-BROKEN", "Usable CUDA context", needs=("nvml.gpus", "cuda.devices", *COUNTS), essential=True)
+def broken_context(m: Machine) -> Result | None:
+    """The first CUDA call of a process fails, whatever it is: a 322 MiB page-locked request with "no CUDA-capable
+    device", then cudaMalloc too, while nvidia-smi and other programs see the GPU. That is not a pinning limit: this
+    environment cannot make a context, because the CUDA runtime or toolkit it uses does not match the driver."""
+    both_refused = bool(m.pinned and not m.pinned.granted_bytes and m.pinned.refusal and malloc_works(m) is False)
+    no_device = any(group == "cuda" and error.code == 100 for group, error in m.cuda_errors)
+    explained = visible_devices(m) is not None or foreign_libcuda(m)
+    if not m.nvml.gpus or not (both_refused or (no_device and not explained)):
+        return passed("A context can be made: device memory and page-locked memory are both granted.")
+    seen = f"the driver sees {counted(len(m.nvml.gpus), 'GPU')}"
+    evidence = [
+        m.says(
+            "nvml.driver_version",
+            f"driver {m.nvml.driver_version or '?'}, up to CUDA {m.nvml.cuda_driver_version or '?'}",
+        ),
+        m.says(
+            "cuda.runtime_version", f"CUDA runtime {m.cuda.runtime_version or '?'}, NVRTC {m.cuda.nvrtc_version or '?'}"
+        ),
+        *(m.says(group, error_text(error)) for group, error in m.cuda_errors),
+        *(m.says("cuda.libcuda_candidates", f"libcuda: {file.path}") for file in m.cuda.libcuda_candidates[:2]),
+        m.says("cuda.devices", f"{counted(len(m.cuda.devices), 'CUDA device')} here; {seen}"),
+    ]
+    if m.pinned and m.pinned.fresh_process_ok:
+        evidence.append(m.says("pinned.fresh_process_ok", "the same request succeeds in a fresh process"))
+    return fail(
+        f"CUDA runtime {m.cuda.runtime_version or '?'} cannot use the GPU on driver {m.nvml.driver_version or '?'} "
+        f"(CUDA {m.nvml.cuda_driver_version or '?'}), although {seen}.",
+        *evidence,
+        remedy=f"In a fresh environment: pip install 'strata[{m.cuda_extra()}]' "
+        "(an own build: rebuild with the toolkit of the driver's CUDA version)",
+    )
+
+
 @check("STR-CUDA-HIDDEN", "CUDA_VISIBLE_DEVICES", needs=("cuda.devices", "nvml.gpus"))
 def hidden(m: Machine) -> Result | None:
     """CUDA_VISIBLE_DEVICES decides which GPUs a program sees. Empty, -1, a wrong number or an old UUID hides them all:
     "no CUDA-capable device is detected" (100) or "invalid device ordinal" (101)."""
-    value = m.cuda.visible_devices
-    if value is None:
-        value = m.cuda.environment.get("CUDA_VISIBLE_DEVICES")
+    value = visible_devices(m)
     if not m.nvml.gpus:
         return None
     if value is None or m.cuda.devices:
@@ -175,7 +215,7 @@ def fork(m: Machine) -> Result | None:
     return _by_code(m, 3)
 
 
-@check("STR-DRV-UVM", "Unified memory device", needs=("host.device_nodes",), scope=("host.wsl",))
+@check("STR-DRV-UVM", "Unified memory device", needs=("host.device_nodes", "cuda.kernel_ok"), scope=("host.wsl",))
 def uvm(m: Machine) -> Result | None:
     """CUDA needs /dev/nvidia-uvm. It is missing when the module nvidia_uvm is not loaded, and broken after some
     suspends: "unknown error" (999)."""
@@ -197,7 +237,7 @@ def uvm(m: Machine) -> Result | None:
     )
 
 
-@check("STR-CUDA-STICKY", "Fault inside a kernel", needs=("cuda.kernel_ok",))
+@check("STR-CUDA-STICKY", "Fault inside a kernel", needs=("cuda.kernel_ok", "run.log"))
 def sticky(m: Machine) -> Result | None:
     """After an illegal access (700) or its kind the context is lost: the error cannot be read away and every later
     call repeats it. The process has to end."""
@@ -207,7 +247,8 @@ def sticky(m: Machine) -> Result | None:
 @check("STR-CUDA-OTHER", "Other CUDA errors", needs=("cuda.kernel_ok",))
 def other(m: Machine) -> Result | None:
     """A probe met a CUDA error that no other check explains."""
-    strange = [(g, e) for g, e in m.cuda_errors if g == "cuda" and e.code is not None and e.code not in CUDA_CODES]
+    cuda_s = [(g, e) for g, e in m.cuda_errors if (e.name or "").lower().startswith("cuda")]
+    strange = [(group, error) for group, error in cuda_s if error.code not in CUDA_CODES]
     if not strange:
         return passed("No unexplained CUDA error.")
     return fail(

@@ -15,8 +15,8 @@ def slow(m: Machine) -> Result | None:
     """A load 24 times slower than it should be: a SATA or USB disk, an antivirus program reading along, a virtual disk
     that is throttled. Speeds from the page cache are RAM's and are not judged."""
     rate = m.disk.read_bytes_per_s
-    if rate is None or m.disk.read_was_cached is not False or rate >= SLOW or m.disk.rotational:
-        return passed("The model can be read fast enough.") if not m.disk.rotational else None
+    if rate is None or m.disk.read_was_cached is not False or rate >= SLOW:
+        return passed("The model can be read fast enough.")
     wait = f"; {size(m.disk.file_bytes)} take {m.disk.file_bytes / max(rate, 1):,.0f} s" if m.disk.file_bytes else ""
     return warn(
         f"The model is read at {speed(rate)}{wait}.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.machine import Machine, error_text
 from strata.doctor.facts import ProbeStatus
-from strata.doctor.units import version
+from strata.doctor.units import counted, version
 
 # Oldest driver branch per CUDA major, (Linux, Windows): NVIDIA's CUDA release notes, "minor version compatibility".
 OLDEST_DRIVER = {12: ((525, 60), (528, 33)), 13: ((580,), (580,))}
@@ -61,11 +61,11 @@ def no_gpu(m: Machine) -> Result | None:
     )
 
 
-@check("STR-DRV-MISMATCH", "Driver library and kernel module", needs=("nvml.driver_version", "cuda.libcuda_candidates"))
+@check("STR-DRV-MISMATCH", "Driver library and kernel module", needs=("nvml.driver_version",), scope=("host.wsl",))
 def mismatch(m: Machine) -> Result | None:
     """The driver was updated but its kernel module was not reloaded (NVML error 18, CUDA code 803), so library and
     module are of different versions. In WSL2 the two always differ in number; that is normal there."""
-    if m.host.wsl == "wsl2":
+    if m.host.wsl != "none":
         return None
     module, library = m.host.nvidia_module_version, m.nvml.driver_version
     nvml = m.facts.nvml.error
@@ -90,7 +90,8 @@ def too_old(m: Machine) -> Result | None:
     "CUDA driver version is insufficient", whatever the call was."""
     major, driver = cupy_major(m), version(m.nvml.driver_version)
     needed = OLDEST_DRIVER[major][m.host.os == "windows"] if major else None
-    code = m.met(35)
+    absent = m.facts.cuda.value is not None and not m.cuda.libcuda_candidates  # then code 35 is not about versions
+    code = () if absent else m.met(35)
     supports = version(m.nvml.cuda_driver_version)
     too_low = bool(driver and needed and driver < needed and m.host.wsl != "wsl2")  # WSL's number is not the driver's
     too_low = too_low or bool(supports and major and supports[0] < major)
@@ -122,11 +123,11 @@ def too_old(m: Machine) -> Result | None:
 def no_libcuda(m: Machine) -> Result | None:
     """The driver is there but libcuda is not on the search path: a headless package without the compute library, or a
     container started without the driver's compute capability. CuPy reports it as "driver version is insufficient"."""
-    if not m.nvml.gpus or m.facts.cuda.value is None or m.cuda.libcuda_candidates or m.cuda.libcuda_loaded:
+    if not m.nvml.gpus or not m.met(35) or m.cuda.libcuda_candidates or m.cuda.libcuda_loaded:
         return passed("libcuda is on the search path.")
     return fail(
         "The driver works, but its CUDA library (libcuda) is nowhere on the search path.",
-        m.says("nvml.driver_version", f"driver {m.nvml.driver_version or '?'}, {len(m.nvml.gpus)} GPU(s)"),
+        m.says("nvml.driver_version", f"driver {m.nvml.driver_version or '?'}, {counted(len(m.nvml.gpus), 'GPU')}"),
         m.says("cuda.libcuda_candidates", "no libcuda found"),
         remedy="In a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ..."
         if m.host.container not in (None, "none")
@@ -162,7 +163,7 @@ def xid(m: Machine) -> Result | None:
     if not lines:
         return passed("No GPU faults in the kernel's log.")
     return warn(
-        f"The driver logged {len(lines)} GPU fault(s) since the system started.",
+        f"The driver logged {counted(len(lines), 'GPU fault')} since the system started.",
         m.says("host.kernel_log", lines[-1]),
         remedy="Look the number up: https://docs.nvidia.com/deploy/xid-errors; a reboot clears the GPU's state",
     )

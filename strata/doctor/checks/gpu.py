@@ -6,7 +6,7 @@ from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.driver import cupy_major
 from strata.doctor.checks.machine import Machine
 from strata.doctor.facts import ProbeStatus
-from strata.doctor.units import GIB, version
+from strata.doctor.units import GIB, counted, version
 
 
 @check("STR-GPU-COUNT", "Driver and CUDA agree on the GPUs", needs=("cuda.devices.uuid", "nvml.gpus.uuid"))
@@ -21,7 +21,7 @@ def disagree(m: Machine) -> Result | None:
     if None in seen | known or seen == known:
         return passed("The driver and CUDA see the same GPUs.")
     return warn(
-        f"The driver knows {len(known)} GPU(s) and CUDA {len(seen)}, and they are not the same.",
+        f"The driver knows {counted(len(known), 'GPU')} and CUDA {len(seen)}, and they are not the same.",
         *(m.says("nvml.gpus", f"NVML: {name}, {gpu.uuid}") for name, gpu in m.gpus.items()),
         *(
             m.says("cuda.devices", f"CUDA: device {d.ordinal} ({d.name or 'name unknown'}), {d.uuid}")

@@ -6,7 +6,7 @@ import re
 
 from strata.doctor.checks.check import Result, check, passed, warn
 from strata.doctor.checks.machine import Machine
-from strata.doctor.units import GIB, size
+from strata.doctor.units import GIB, counted, size
 
 SWAPPING = 2 * GIB  # swap in use that says more than a few idle pages were put away
 
@@ -50,7 +50,7 @@ def oom_killer(m: Machine) -> Result | None:
     if not lines:
         return passed("The kernel's log shows no process killed for want of memory.")
     return warn(
-        f"The kernel killed a process for want of memory {len(lines)} time(s) since it started.",
+        f"The kernel killed a process for want of memory {counted(len(lines), 'time')} since it started.",
         m.says("host.kernel_log", lines[-1]),
         remedy="Close what is not needed, or plan with less: --ram-budget SIZE",
     )
@@ -77,7 +77,11 @@ def swapping(m: Machine) -> Result | None:
     return passed("Swap is idle.", *evidence)
 
 
-@check("STR-RAM-HUGE", "Reserved huge pages", needs=("host.huge_pages_free", "host.huge_page_bytes"))
+@check(
+    "STR-RAM-HUGE",
+    "Reserved huge pages",
+    needs=("host.huge_pages_free", "host.huge_page_bytes", "host.ram_total_bytes"),
+)
 def huge_pages(m: Machine) -> Result | None:
     """Huge pages reserved at boot are taken out of ordinary memory whether or not anybody uses them."""
     free, page, total = m.host.huge_pages_free, m.host.huge_page_bytes, m.host.ram_total_bytes
@@ -141,7 +145,7 @@ def hybrid(m: Machine) -> Result | None:
     )
 
 
-@check("STR-CPU-NUMA", "Memory of another socket", needs=("host.numa_nodes",))
+@check("STR-CPU-NUMA", "Memory of another socket", needs=("host.numa_nodes.total_bytes",))
 def numa(m: Machine) -> Result | None:
     """Experts that lie on the other socket's memory are read through the link between sockets: 6.4 instead of 10.1
     tokens per second has been seen."""
@@ -161,7 +165,7 @@ def numa(m: Machine) -> Result | None:
 def instructions(m: Machine) -> Result | None:
     """Without AVX2 the CPU's matrix products are several times slower. In a virtual machine the flag is often merely
     not passed through."""
-    if (m.host.machine or "x86_64").lower() not in ("x86_64", "amd64"):
+    if (m.host.machine or "").lower() not in ("x86_64", "amd64"):
         return None
     if m.host.cpu_flags is None or "avx2" in m.host.cpu_flags:
         return passed("The processor has AVX2.")

@@ -114,12 +114,14 @@ class Machine:
     def cuda_errors(self) -> tuple[tuple[str, ProbeError], ...]:
         """Every CUDA error that a probe or the last run met, with the group that met it."""
         cuda, pinned = self.facts.cuda, self.facts.pinned
-        found = [("cuda", cuda.error), *(("cuda", device.error) for device in self.cuda.devices)]
-        found += [("cuda", self.cuda.kernel_error), ("pinned", pinned.error)]
+        tried = (ProbeStatus.FAILED, ProbeStatus.UNSUPPORTED)
+        found = [("cuda", cuda.error if cuda.status in tried else None)]
+        found += [("cuda", device.error) for device in self.cuda.devices]
+        found += [("cuda", self.cuda.kernel_error), ("pinned", pinned.error if pinned.status in tried else None)]
         if pinned.value:
             found += [("pinned", pinned.value.refusal), ("pinned", pinned.value.malloc_refusal)]
         found.append(("run", self.last_run.refusal))
-        return tuple((group, error) for group, error in found if error)
+        return tuple(dict.fromkeys((group, error) for group, error in found if error))
 
     def met(self, *codes: int) -> tuple[Evidence, ...]:
         """Return as evidence every CUDA error met that has one of `codes`."""
@@ -148,6 +150,8 @@ class Machine:
     def reason(self, group: str) -> str:
         """Return how the probe called `group` ended, with the error it gave."""
         probe = self.facts_of(group)
+        if probe.status is ProbeStatus.SKIPPED and probe.error:
+            return probe.error.message
         why = f": {probe.error.message}" if probe.error else ""
         how = {"timed_out": "timed out", "unsupported": "found nothing", "skipped": "was not run"}
         return f"the {group} probe {how.get(probe.status, probe.status)}{why}"

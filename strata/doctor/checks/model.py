@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strata.doctor.budgets import usable_ram
-from strata.doctor.checks.check import Result, check, fail, passed, warn
+from strata.doctor.checks.check import Result, check, fail, passed, unknown, warn
 from strata.doctor.checks.machine import Machine
 from strata.doctor.plan import HOST, PlanOptions
 from strata.doctor.units import size
@@ -34,6 +34,8 @@ def ram_short(m: Machine) -> Result | None:
     )
     if short <= 0:
         return passed("RAM and VRAM hold the model.", *evidence)
+    if (gap := m.missing("nvml.gpus.vram_free_bytes")) and not gap.not_here:
+        return unknown("RAM alone does not hold the model, and how much VRAM is free is not known.", *evidence[:2])
     return warn(
         f"The model is {size(short)} larger than usable RAM and free VRAM together: experts stay in the file.",
         *evidence,

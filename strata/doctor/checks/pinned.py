@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from strata.doctor.checks.check import Result, check, fail, passed, warn
+import re
+
+from strata.doctor.checks.check import Result, check, fail, passed, unknown, warn
 from strata.doctor.checks.machine import Machine, error_text
+from strata.doctor.facts import PinnedFacts
 from strata.doctor.findings import Evidence
-from strata.doctor.plan import Tier
 from strata.doctor.units import GIB, size
 
 COUNTS = ("pinned.granted_bytes", "pinned.asked_bytes")
@@ -24,9 +26,20 @@ def budget_evidence(m: Machine) -> tuple[Evidence, ...]:
     return tuple(lines)
 
 
-def budget_met(m: Machine) -> bool:
-    """Return whether pinning was refused while device memory was still granted: a budget, not a broken context."""
-    return bool(m.pinned and m.pinned.refusal and m.pinned.malloc_after_refusal_ok)
+def malloc_works(m: Machine) -> bool | None:
+    """Return whether device memory was granted after pinning; None when that was not tried."""
+    if m.pinned is None or m.pinned.malloc_refusal:
+        return False if m.pinned else None
+    return m.pinned.malloc_after_refusal_ok
+
+
+def budget_met(m: Machine) -> PinnedFacts | Result:
+    """Return the facts when pinning was refused while device memory was still granted, else what that means."""
+    if m.pinned is None or m.pinned.refusal is None or malloc_works(m) is False:
+        return passed("All page-locked memory that was asked for was granted.", *budget_evidence(m))
+    if malloc_works(m) is None:
+        return unknown("Page-locking was refused; whether device memory still works is not known.", *budget_evidence(m))
+    return m.pinned
 
 
 @check("STR-WSL-PIN", "Page-locked budget of WSL2", needs=COUNTS, scope=("host.wsl",))
@@ -36,12 +49,13 @@ def wsl_budget(m: Machine) -> Result | None:
     pageable, or mapped from the file; native Linux has no such budget."""
     if m.host.wsl != "wsl2":
         return None
-    if not budget_met(m) or m.pinned is None:
-        return passed("All page-locked memory that was asked for was granted.", *budget_evidence(m))
+    met = budget_met(m)
+    if isinstance(met, Result):
+        return met
     return warn(
-        f"WSL2 grants {size(m.pinned.granted_bytes)} of page-locked memory here; what exceeds it stays pageable.",
+        f"WSL2 grants {size(met.granted_bytes)} of page-locked memory here; what exceeds it stays pageable.",
         *budget_evidence(m),
-        remedy=f"--pinned-budget {m.pinned.granted_bytes >> 20}MiB keeps inside it; native Linux has no such budget",
+        remedy=f"--pinned-budget {met.granted_bytes >> 20}MiB keeps inside it; native Linux has no such budget",
     )
 
 
@@ -49,15 +63,16 @@ def wsl_budget(m: Machine) -> Result | None:
 def linux_budget(m: Machine) -> Result | None:
     """On native Linux the driver pins what RAM allows. A refusal well below that comes from a container's or virtual
     machine's limit; RLIMIT_MEMLOCK has no say in it (it limits mlock, not cudaHostAlloc)."""
-    if m.host.os != "linux" or m.host.wsl == "wsl2":
+    if m.host.os != "linux" or m.host.wsl != "none":
         return None
-    if not budget_met(m) or m.pinned is None:
-        return passed("All page-locked memory that was asked for was granted.", *budget_evidence(m))
+    met = budget_met(m)
+    if isinstance(met, Result):
+        return met
     return warn(
-        f"The driver stops at {size(m.pinned.granted_bytes)} of page-locked memory; what exceeds it stays pageable.",
+        f"The driver stops at {size(met.granted_bytes)} of page-locked memory; what exceeds it stays pageable.",
         *budget_evidence(m),
-        remedy=f"--pinned-budget {m.pinned.granted_bytes >> 20}MiB; look for a limit around it: systemd-cgls, "
-        "cat /sys/fs/cgroup/memory.max",
+        remedy=f"--pinned-budget {met.granted_bytes >> 20}MiB; look for a limit around it: "
+        "cat /sys/fs/cgroup/memory.max, or the virtual machine's memory setting",
     )
 
 
@@ -67,54 +82,19 @@ def windows_half(m: Machine) -> Result | None:
     in a loaded one. Registering 13.8 GiB on a 32 GiB machine fails. Plans stay below it and pin the hottest experts."""
     if m.host.os != "windows":
         return None
-    if not budget_met(m) or m.pinned is None:
-        return passed("All page-locked memory that was asked for was granted.", *budget_evidence(m))
+    met = budget_met(m)
+    if isinstance(met, Result):
+        return met
     ram = m.host.ram_total_bytes
-    share = f", {100 * m.pinned.granted_bytes // ram} % of {size(ram)} RAM" if ram else ""
+    share = f", {100 * met.granted_bytes // ram} % of {size(ram)} RAM" if ram else ""
     return warn(
-        f"Windows locks no more than {size(m.pinned.granted_bytes)}{share}.",
+        f"Windows locks no more than {size(met.granted_bytes)}{share}.",
         *budget_evidence(m),
-        remedy=f"--pinned-budget {m.pinned.granted_bytes >> 20}MiB; more RAM raises the limit",
+        remedy=f"--pinned-budget {met.granted_bytes >> 20}MiB; more RAM raises the limit",
     )
 
 
-@check("STR-CTX-BROKEN", "Usable CUDA context", needs=("cuda.devices",), essential=True)
-def broken_context(m: Machine) -> Result | None:
-    """The first CUDA call of a process fails, whatever it is: a 322 MiB page-locked request with "no CUDA-capable
-    device", then cudaMalloc too, while nvidia-smi and other programs see the GPU. That is not a pinning limit: this
-    environment cannot make a context, because the CUDA runtime or toolkit it uses does not match the driver."""
-    both_refused = bool(
-        m.pinned and not m.pinned.granted_bytes and m.pinned.refusal and m.pinned.malloc_after_refusal_ok is False
-    )
-    unexplained = any(group == "cuda" and error.code == 100 for group, error in m.cuda_errors)
-    hidden = m.cuda.visible_devices is not None or "CUDA_VISIBLE_DEVICES" in m.cuda.environment
-    if not m.nvml.gpus or not (both_refused or (unexplained and not hidden)):
-        return passed("A context can be made: device memory and page-locked memory are both granted.")
-    seen = f"the driver sees {len(m.nvml.gpus)} GPU(s)"
-    evidence = [
-        m.says(
-            "nvml.driver_version",
-            f"driver {m.nvml.driver_version or '?'}, up to CUDA {m.nvml.cuda_driver_version or '?'}",
-        ),
-        m.says(
-            "cuda.runtime_version", f"CUDA runtime {m.cuda.runtime_version or '?'}, NVRTC {m.cuda.nvrtc_version or '?'}"
-        ),
-        *(m.says(group, error_text(error)) for group, error in m.cuda_errors),
-        m.says("cuda.libcuda_loaded", f"libcuda: {m.cuda.libcuda_loaded or 'not known'}"),
-        m.says("cuda.devices", f"{len(m.cuda.devices)} CUDA device(s) here; {seen}"),
-    ]
-    if m.pinned and m.pinned.fresh_process_ok:
-        evidence.append(m.says("pinned.fresh_process_ok", "the same request succeeds in a fresh process"))
-    return fail(
-        f"CUDA runtime {m.cuda.runtime_version or '?'} cannot use the GPU on driver {m.nvml.driver_version or '?'} "
-        f"(CUDA {m.nvml.cuda_driver_version or '?'}), although {seen}.",
-        *evidence,
-        remedy=f"In a fresh environment: pip install 'strata[{m.cuda_extra()}]' "
-        "(an own build: rebuild with the toolkit of the driver's CUDA version)",
-    )
-
-
-@check("STR-PIN-LATCHED", "Refused pin reported later", needs=("run.refusal",))
+@check("STR-PIN-LATCHED", "Refused pin reported later", needs=("run.vram_free_loaded_bytes",))
 def latched(m: Machine) -> Result | None:
     """An unrelated kernel launch says "out of memory" with gigabytes free: a refused page-locking request left its
     error behind, and the next check picked it up. It has to be read away (cudaGetLastError) where it is handled."""
@@ -137,7 +117,7 @@ def coupled(m: Machine) -> Result | None:
     """Under WDDM, device memory has been refused after much host memory was page-locked, although the card had VRAM
     free; even more often on a card without a display, since then more is asked for. The cause is unproven (one shared
     budget, or the commit limit); what helps is certain: all device allocations first, pinning last."""
-    if m.pinned is None or not m.pinned.granted_bytes or m.pinned.malloc_after_refusal_ok is not False:
+    if m.pinned is None or not m.pinned.granted_bytes or malloc_works(m) is not False:
         return passed("Device memory is still granted after pinning.")
     free = [f"{name}: {size(gpu.vram_free_bytes)} VRAM free" for name, gpu in m.gpus.items() if gpu.vram_free_bytes]
     refused = m.pinned.malloc_refusal
@@ -153,17 +133,20 @@ def coupled(m: Machine) -> Result | None:
     )
 
 
-@check("STR-PIN-CALL", "Size of one registration", needs=("pinned.register_granted_bytes",))
+@check("STR-PIN-CALL", "Size of one registration", needs=("run.refusal", "pinned.register_granted_bytes"))
 def one_call(m: Machine) -> Result | None:
     """Registering a whole arena in one call is refused while slices of it succeed (2 GiB a call in loaded WDDM
     processes, 512 GiB on newer drivers). Strata registers in slices and says how many."""
-    p = m.pinned
-    if p is None or p.register_refusal is None or not p.register_granted_bytes:
-        return passed("Memory can be registered in the size that was tried.")
+    error, slices = m.last_run.refusal, m.pinned.register_granted_bytes if m.pinned else None
+    if error is None:
+        return None
+    if "hostregister" not in (error.call or "").lower() or error.code == 1 or not slices:
+        return passed("The last run's failed call was not a large registration.")
     return warn(
-        f"One registration is refused beyond {size(p.register_granted_bytes)}; more slices are needed.",
-        m.says("pinned.register_refusal", error_text(p.register_refusal)),
-        remedy=f"Nothing to do: plans use slices of at most {size(p.largest_chunk_bytes)}",
+        f"One large registration was refused; slices of {size(slices)} are granted.",
+        m.says("run.refusal", error_text(error)),
+        m.says("pinned.register_granted_bytes", f"{size(slices)} registered in one call by the probe"),
+        remedy=f"Plan anew: strata plan MODEL; plans register in slices of at most {size(slices)}",
     )
 
 
@@ -198,16 +181,20 @@ def verified(m: Machine) -> Result | None:
     )
 
 
-@check("STR-PIN-ZERO", "Empty page-locked range", needs=("plan",))
+@check("STR-PIN-ZERO", "Empty page-locked range", needs=("run.refusal",))
 def zero_bytes(m: Machine) -> Result | None:
-    """cudaHostRegister answers "invalid argument" for zero bytes. A plan must not hold an empty page-locked line."""
-    empty = [r for r in m.plan.reservations if r.tier is Tier.PINNED and not r.bytes] if m.plan else []
-    if not empty:
-        return passed("No page-locked line of the plan is empty.")
+    """cudaHostRegister answers "invalid argument" (1) when it is given zero bytes. Nothing is wrong with the machine:
+    whoever plans must not lock empty ranges."""
+    error = m.last_run.refusal
+    if error is None:
+        return None
+    call = error.call or ""
+    if error.code != 1 or "host" not in call.lower() or not re.search(r"\(0(?:\.0+)? ?(?:[KMG]i?B|bytes)?\)", call):
+        return passed("The last run's failed call was not for an empty range.")
     return fail(
-        f"The plan would page-lock zero bytes for {empty[0].what}.",
-        m.says("plan", f"{empty[0].id}: {empty[0].formula}"),
-        remedy="Make the plan anew: strata plan MODEL -o plan.json",
+        "The last run page-locked an empty range.",
+        m.says("run.refusal", error_text(error)),
+        remedy="Send us: strata report. Until then: --pinned-budget 0",
     )
 
 

@@ -11,7 +11,7 @@ from strata.doctor.checks.machine import Machine
 from strata.doctor.findings import Finding, Status
 from strata.errors import UsageError
 
-FAMILIES = (probing, host, wsl, driver, gpu, cuda, pinned, vram, speed, disk, model)
+FAMILIES = (probing, driver, wsl, gpu, cuda, pinned, vram, model, host, speed, disk)  # what stops a start comes first
 CATALOGUE: dict[str, Check] = {
     entry.id: entry for family in FAMILIES for entry in vars(family).values() if isinstance(entry, Check)
 }

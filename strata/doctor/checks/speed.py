@@ -5,9 +5,10 @@ from __future__ import annotations
 from strata.doctor.checks.check import Result, check, passed, warn
 from strata.doctor.checks.machine import Machine
 from strata.doctor.facts import NvmlGpu
-from strata.doctor.units import speed
+from strata.doctor.units import counted, speed
 
 LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.56e9}  # bytes/s a lane, coding taken off
+MEASURED = ("speed.device_uuid", "nvml.gpus.uuid")  # which GPU the speeds are of
 HEAT = ("sw_thermal_slowdown", "hw_thermal_slowdown")
 POWER = ("hw_slowdown", "hw_power_brake_slowdown")
 
@@ -23,7 +24,7 @@ def link_speed(generation: int | None, width: int | None) -> float | None:
     return lane * width if lane and width else None
 
 
-@check("STR-PCIE-WIDTH", "Link to the GPU", needs=("speed.pcie_width_loaded", "nvml.gpus.pcie_width_max"))
+@check("STR-PCIE-WIDTH", "Link to the GPU", needs=("speed.pcie_width_loaded", "nvml.gpus.pcie_width_max", *MEASURED))
 def width(m: Machine) -> Result | None:
     """A card in an x1 or x4 slot, or on a bad riser, prompts at a quarter of its speed (350 instead of 1,410 tokens per
     second). Judged by the link under load only: idle links slow down by themselves."""
@@ -33,7 +34,7 @@ def width(m: Machine) -> Result | None:
     if now is None or not (slot_narrow or (most and now < most)):
         return passed("The link to the GPU has its full width under load.")
     return warn(
-        f"The link to the GPU is {now} lane(s) wide while it copies" + (f", of {most}." if most else "."),
+        f"The link to the GPU is {counted(now, 'lane')} wide while it copies" + (f", of {most}." if most else "."),
         m.says("speed.pcie_width_loaded", f"PCIe {m.speed.pcie_generation_loaded or '?'} x{now} under load"),
         *(
             [m.says("speed", f"copies at {speed(m.speed.h2d_pinned_bytes_per_s)}")]
@@ -46,7 +47,9 @@ def width(m: Machine) -> Result | None:
 
 
 @check(
-    "STR-PCIE-GEN", "Generation of the link", needs=("speed.pcie_generation_loaded", "nvml.gpus.pcie_generation_max")
+    "STR-PCIE-GEN",
+    "Generation of the link",
+    needs=("speed.pcie_generation_loaded", "nvml.gpus.pcie_generation_max", *MEASURED),
 )
 def generation(m: Machine) -> Result | None:
     """Under load the link runs below the generation that card and slot can do together: a riser, or a BIOS setting."""

@@ -14,6 +14,13 @@ LARGE_CONTEXT = 600 * MIB  # contexts with their modules have been 100 to 550 Mi
 SPILL_RESERVE = 256 * MIB  # below this Windows pages VRAM out when the desktop wants some
 
 
+COMMIT = ("host.commit_limit_bytes", "host.commit_used_bytes", "nvml.gpus.vram_free_bytes")
+FREE = (  # what it takes to compare free VRAM as CUDA and the driver see it
+    *("cuda.devices.uuid", "cuda.devices.vram_free_bytes", "cuda.devices.context_bytes"),
+    *("nvml.gpus.uuid", "nvml.gpus.vram_free_bytes"),
+)
+
+
 @check("STR-VRAM-DISPLAY", "Desktop on the GPU", needs=("nvml.gpus.display_active",))
 def display(m: Machine) -> Result | None:
     """A desktop drawn on the card takes VRAM when it likes, and stutters when there is none left. A monitor that is
@@ -43,11 +50,11 @@ def _taken(gpu: NvmlGpu) -> int:
     return (gpu.vram_used_bytes or 0) - (gpu.vram_reserved_bytes or 0)
 
 
-@check("STR-VRAM-OTHERS", "VRAM held by others", needs=("nvml.gpus.vram_used_bytes", "nvml.gpus.vram_total_bytes"))
+@check("STR-VRAM-OTHERS", "VRAM held by others", needs=("nvml.gpus.vram_used_bytes", "nvml.gpus.display_active"))
 def others(m: Machine) -> Result | None:
     """Out of memory on a card that is big enough: another process holds its memory. Plans rest on what is free, never
     on the total."""
-    held = {n: g for n, g in m.gpus.items() if not g.display_active and _taken(g) >= TAKEN}
+    held = {n: g for n, g in m.gpus.items() if g.display_active is False and _taken(g) >= TAKEN}
     if not m.nvml.gpus:
         return None
     if not held:
@@ -70,9 +77,7 @@ def others(m: Machine) -> Result | None:
     )
 
 
-@check(
-    "STR-VRAM-TRUTHS", "Two figures for free VRAM", needs=("cuda.devices.context_bytes", "nvml.gpus.vram_free_bytes")
-)
+@check("STR-VRAM-TRUTHS", "Two figures for free VRAM", needs=FREE)
 def two_truths(m: Machine) -> Result | None:
     """CUDA says 10.8 GiB free and the driver 9.8: under WDDM the first is a budget, the second what is there now.
     Memory is not resident until touched. Plans rest on the lower figure."""
@@ -182,7 +187,7 @@ def overrun(m: Machine) -> Result | None:
     )
 
 
-@check("STR-WIN-COMMIT", "Page file", needs=("host.commit_limit_bytes", "host.commit_used_bytes"), scope=("host.os",))
+@check("STR-WIN-COMMIT", "Page file", needs=COMMIT, scope=("host.os",))
 def page_file(m: Machine) -> Result | None:
     """Windows charges VRAM against RAM plus page file. With a small page file cudaMalloc fails while VRAM
     is free."""

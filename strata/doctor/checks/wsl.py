@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.machine import Machine
-from strata.doctor.units import GIB, size
+from strata.doctor.units import GIB, counted, size
 
 WINDOWS_LIBRARIES = "/usr/lib/wsl/"
 
@@ -12,6 +12,15 @@ WINDOWS_LIBRARIES = "/usr/lib/wsl/"
 def elsewhere(m: Machine) -> bool:
     """Return whether this is known not to be WSL2."""
     return m.host.wsl != "wsl2"
+
+
+def foreign_libcuda(m: Machine) -> bool:
+    """Return whether WSL2 uses a libcuda that is not the one from Windows."""
+    offered = any(WINDOWS_LIBRARIES in file.path for file in m.cuda.libcuda_candidates)
+    if not m.cuda.libcuda_candidates or (elsewhere(m) and not offered):
+        return False
+    first = m.cuda.libcuda_candidates[0]
+    return WINDOWS_LIBRARIES not in (m.cuda.libcuda_loaded or first.target or first.path)
 
 
 @check("STR-WSL-ONE", "WSL version", needs=(), scope=("host.wsl",))
@@ -49,8 +58,7 @@ def shadowed_libcuda(m: Machine) -> Result | None:
     if elsewhere(m) or not m.cuda.libcuda_candidates:
         return None
     used = m.cuda.libcuda_loaded or m.cuda.libcuda_candidates[0].path
-    first = m.cuda.libcuda_candidates[0]
-    if WINDOWS_LIBRARIES in used or WINDOWS_LIBRARIES in (first.target or ""):
+    if not foreign_libcuda(m):
         return passed("libcuda is the one from Windows.", m.says("cuda.libcuda_candidates", used))
     return fail(
         f"The libcuda used is {used}, not the one that Windows provides: it finds no GPU.",
@@ -88,7 +96,7 @@ def make_resident(m: Machine) -> Result | None:
     if not lines:
         return passed("The kernel's log shows no refused allocation.")
     return warn(
-        f"Windows refused {len(lines)} time(s) to make GPU memory resident.",
+        f"Windows refused {counted(len(lines), 'time')} to make GPU memory resident.",
         m.says("host.kernel_log", lines[-1]),
         remedy="Close GPU programs on Windows, or plan with less: --vram-budget SIZE",
     )
