@@ -19,7 +19,7 @@ from typing import TypeAlias
 import msgspec
 
 from strata.doctor.plan import AllocationPlan, Change, PlanOptions, Tier
-from strata.doctor.units import GIB, MIB
+from strata.doctor.units import GIB, MIB, size
 
 CONTEXT_STEP = 256  # tokens
 MEMORY_STEP = MIB
@@ -161,7 +161,7 @@ def _typed_budget(option: str, value: Value) -> str:
 
 
 def _said_budget(memory: str, value: Value) -> str:
-    return f"Let it take {typed_size(int(value))} of {memory}"
+    return f"Let it take {size(int(value))} of {memory}"
 
 
 def typed_size(nbytes: int) -> str:
