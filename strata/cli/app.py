@@ -124,6 +124,8 @@ def doctor(
         Path | None, typer.Option("--save-facts", metavar="FILE", help="Record this machine.")
     ] = None,
     verbose: Annotated[bool, flag("-v", "--verbose", help="List every check with its evidence.")] = False,
+    list_checks: Annotated[bool, flag("--list-checks", help="List the checks and end.")] = False,
+    explain: Annotated[str | None, typer.Option("--explain", metavar="ID", help="Explain one check and end.")] = None,
     json: Json = False,
     *,
     options: "PlanOptions",
@@ -133,9 +135,13 @@ def doctor(
     [dim]strata doctor
     strata doctor model.gguf --vram-budget 8GiB[/]
     """
-    from strata.cli.doctor import DoctorRequest, examine
+    from strata.cli import doctor as command
 
-    request = DoctorRequest(
+    if list_checks:
+        return command.list_checks()
+    if explain:
+        return command.explain_check(explain)
+    request = command.DoctorRequest(
         model=model,
         facts_file=facts,
         save_facts=save_facts,
@@ -145,7 +151,38 @@ def doctor(
         verbose=verbose,
         json=json,
     )
-    examine(request, options)
+    command.examine(request, options)
+
+
+@app.command()
+@boundary
+@with_plan_options
+def report(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model that it is about.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to write it.")] = Path(),
+    json: Json = False,
+    *,
+    options: "PlanOptions",
+) -> None:
+    """Write what a person needs to help: a text to paste and a .zip with facts, plan and logs, both redacted."""
+    from strata.cli.report import write_report
+
+    write_report(model, options, output, json=json)
+
+
+@app.command()
+@boundary
+def explain(
+    text: Annotated[str, typer.Argument(metavar="TEXT|LOG", help="An error text, a log file, or '-' for stdin.")],
+    json: Json = False,
+) -> None:
+    """Say what an error of this or another engine really means, and what helps.
+
+    [dim]strata explain "cannot pin 322 MiB: no CUDA-capable device is detected"[/]
+    """
+    from strata.cli.report import explain_text
+
+    explain_text(text, json=json)
 
 
 @app.command()

@@ -143,3 +143,38 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert result.stdout == "{"
     assert "Traceback" not in result.stderr
     assert "BrokenPipe" not in result.stderr
+
+
+def test_report_writes_a_text_and_an_archive(tmp_path: Path) -> None:
+    result = strata("report", MODEL, "-o", str(tmp_path / "out"))
+    assert result.returncode == 0, result.stderr
+    (markdown,) = (tmp_path / "out").glob("*.md")
+    (archive,) = (tmp_path / "out").glob("*.zip")
+    assert str(markdown) in result.stdout
+    assert str(archive) in result.stdout
+    assert 0 < markdown.stat().st_size < 50_000
+
+
+def test_explain_knows_an_error_or_says_that_it_does_not(tmp_path: Path) -> None:
+    known = strata("explain", "cannot pin 322 MiB: no CUDA-capable device is detected, nor place it in VRAM")
+    assert known.returncode == 0
+    assert "STR-CTX-BROKEN" in known.stdout
+    log = tmp_path / "engine.log"
+    log.write_text("loaded 46.84 GiB\nnative head upload: out of memory\n")
+    assert "line 2" in strata("explain", str(log)).stdout
+    piped = strata("explain", "-", "--json", stdin=log.read_text())
+    assert json.loads(piped.stdout)[0]["line_number"] == 2
+    unknown = strata("explain", "the sky is blue")
+    assert unknown.returncode == 3
+    assert "Not known" in unknown.stdout
+
+
+def test_doctor_replays_a_recorded_machine_and_explains_its_checks() -> None:
+    machine = GOLDEN.parent / "machines" / "seed-000-broken-context.json"
+    result = strata("doctor", "--facts", str(machine))
+    assert result.returncode == 1
+    assert "12.4" in result.stdout
+    assert "615.78.05" in result.stdout
+    assert "STR-CTX-BROKEN" in strata("doctor", "--list-checks").stdout
+    assert "cudaMalloc" in strata("doctor", "--explain", "STR-CTX-BROKEN").stdout
+    assert_clear(strata("doctor", "--explain", "STR-NONE"), 2, "STR-NONE")
