@@ -78,13 +78,14 @@ class Speeds:
 
     def of(self, tier: Tier, staging: Tier) -> float:
         """Return the speed at which `tier` is read into a slot, never faster than a tier above it."""
-        pageable = min(self.pinned, self.pageable, *(() if staging is Tier.PINNED else (self.unstaged,)))
-        return {
-            Tier.VRAM: self.vram,
-            Tier.PINNED: self.pinned,
-            Tier.PAGEABLE: pageable,
-            Tier.FILE: min(pageable, self.file),
-        }[tier]
+        if tier is Tier.VRAM:
+            return self.vram
+        if tier is Tier.PINNED:
+            return self.pinned
+        pageable = min(self.pinned, self.pageable)
+        if staging is not Tier.PINNED:
+            pageable = min(pageable, self.unstaged)
+        return pageable if tier is Tier.PAGEABLE else min(pageable, self.file)
 
 
 def hit_rate(share: float) -> float:
