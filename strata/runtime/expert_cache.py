@@ -21,6 +21,7 @@ from strata.runtime.policies import EvictionPolicy, Keys
 from strata.runtime.slots import Slots
 
 EMPTY = -1
+_ONLY: Keys = np.zeros(1, np.intp)  # the tokens of a call of one
 
 
 @dataclass
@@ -147,6 +148,9 @@ class ExpertCache:
 
 def _by_expert(ids: NDArray[np.int32]) -> tuple[Keys, list[Keys], list[Keys]]:
     """Group (token, rank) pairs by expert: the distinct experts, and the tokens and ranks that ask for each."""
+    if len(ids) == 1:  # a decode step, where no two ranks ask for one expert: a tenth of the time below
+        ranks = np.argsort(ids[0])
+        return ids[0][ranks].astype(np.intp), [_ONLY] * len(ranks), list(ranks[:, None])
     flat = ids.reshape(-1)
     order = np.argsort(flat, kind="stable")
     experts, starts = np.unique(flat[order], return_index=True)

@@ -53,8 +53,6 @@ def test_decode_beside_the_bandwidth_of_ram() -> None:
     step, speed = statistics.median(step_s), statistics.median(speeds)
     ratio = step / (touched / speed)
     print(f"\nprefill of {PROMPT} tokens: {PROMPT / prefill_s:.0f} tokens/s")
-    print(
-        f"decode: median {step * 1e3:.1f} ms, {min(step_s) * 1e3:.1f} to {max(step_s) * 1e3:.1f}; {1 / step:.1f} tokens/s"
-    )
+    print(f"decode: median {step * 1e3:.1f} ms ({min(step_s) * 1e3:.1f} to {max(step_s) * 1e3:.1f}), {1 / step:.1f}/s")
     print(f"a token touches {touched / 1e6:.0f} MB; RAM reads at {speed / 1e9:.1f} GB/s ({THREADS} threads, median)")
     print(f"decode takes {ratio:.2f} times what RAM allows")
