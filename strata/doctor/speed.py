@@ -149,7 +149,7 @@ def expected_speed(traffic: Traffic, speeds: Speeds, placement: Placement) -> Ex
 
 def _fixed_seconds(traffic: Traffic, speeds: Speeds, placement: Placement, tokens: int) -> float:
     """The time of one pass over what is not an expert."""
-    rows = tokens * traffic.embedding_row_bytes / speeds.of(placement.embedding, placement.staging)
+    rows = tokens * traffic.embedding_row_bytes / speeds.of(placement.embedding, Tier.PINNED)  # no ring on their way
     return (traffic.dense_bytes + traffic.head_bytes) / speeds.vram + traffic.layers * speeds.layer_s + rows
 
 
