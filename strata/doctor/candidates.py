@@ -1,15 +1,15 @@
 """Candidates for a plan: what each choice of the ladders comes to within given bounds.
 
-A `Rung` fixes everything that is chosen in steps: the prompt chunk, where the embedding lies, and how many experts
-may be kept as stored in host memory. What is left over goes to expert slots. For one rung more memory never
-gives less of anything, and every rung of a small budget exists in a larger one; so the best candidate never gets worse
-when a budget grows.
+A `Choice` fixes everything that is chosen in steps: the prompt chunk, where the embedding lies, and how many experts
+are kept as stored in host memory. Slots take what is left. The steps do not depend on the budgets, so every choice
+that a budget allows is allowed by a larger one, with no fewer slots; hence the best score never gets worse when
+a budget grows. What memory the steps leave over is filled last (`topped_up`), which no score counts on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ from strata.doctor.plan import DeviceRef, Reservation, SlotClass, Tier
 from strata.doctor.request import Request
 from strata.doctor.speed import Placement, Speeds, Traffic
 
-STEPS = 4  # parts in which experts kept as stored are traded for slots, where both draw on one short memory
+STEPS = 8  # parts of all experts, in which those kept as stored are counted
 
 
 class HostChoice(NamedTuple):
@@ -30,8 +30,8 @@ class HostChoice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """One choice of the ladders. `pinned` and `pageable` are the most experts kept as stored in those tiers."""
+class Choice:
+    """One choice of the ladders. `pinned` and `pageable` are the experts kept as stored in those tiers."""
 
     chunk: int
     host: HostChoice
@@ -74,72 +74,79 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A rung filled up to the bounds. `fits` is False when not even the least does."""
+    """A choice and the slots that it leaves room for. `fits` is False when not even the fewest have any."""
 
-    rung: Rung
     fixed: tuple[Reservation, ...]
     placement: Placement
     fits: bool
 
 
 def candidates(backend: Backend, request: Request, bounds: tuple[Bound, ...]) -> Iterator[Candidate]:
-    """Fill every choice, the most wished for first, so that ties are decided for it.
-
-    Experts as stored compete with slots only where a memory is shared and short; where it is not, keeping as many of
-    both as fit is best, and nothing else is tried.
-    """
-    total = backend.experts.total
-    steps = [total * step // STEPS for step in range(STEPS + 1)]
+    """Return every choice that fits and could be best, in a fixed order."""
+    steps = [backend.experts.total * step // STEPS for step in range(STEPS + 1)]
     for chunk, host in product(request.chunks, backend.host_choices):
         fixed = backend.fixed_lines(request, chunk, host)
-        most = fill(backend, request, bounds, Rung(chunk, host, total, total), fixed)
-        yield most
-        least = fill(backend, request, bounds, Rung(chunk, host, 0, 0), fixed)
-        if least.placement.slots > most.placement.slots:
-            for pinned, pageable in product(steps, steps):
-                yield fill(backend, request, bounds, Rung(chunk, host, pinned, pageable), fixed)
+        for pinned in dict.fromkeys(steps):
+            most = _candidate(backend, request, bounds, Choice(chunk, host, pinned, 0), fixed)
+            if not most.fits:
+                break
+            yield most
+            for step in reversed(steps[1:]):
+                pageable = min(step, backend.experts.total - pinned)
+                c = _candidate(backend, request, bounds, Choice(chunk, host, pinned, pageable), fixed)
+                if not c.fits:
+                    continue
+                yield c
+                if c.placement.slots == most.placement.slots:
+                    break  # keeping fewer would not gain a slot
 
 
-def leanest(backend: Backend, request: Request) -> Rung:
+def leanest(backend: Backend, request: Request, bounds: tuple[Bound, ...]) -> Candidate:
     """Return the choice that needs the least of every memory: if it does not fit, none does."""
-    return Rung(request.chunks[-1], backend.host_choices[-1], 0, 0)
+    choice = Choice(request.chunks[-1], backend.host_choices[-1], 0, 0)
+    fixed = backend.fixed_lines(request, choice.chunk, choice.host)
+    return _candidate(backend, request, bounds, choice, fixed)
 
 
-def fill(
-    backend: Backend,
-    request: Request,
-    bounds: tuple[Bound, ...],
-    rung: Rung,
-    fixed: tuple[Reservation, ...],
+def _candidate(
+    backend: Backend, request: Request, bounds: tuple[Bound, ...], choice: Choice, fixed: tuple[Reservation, ...]
 ) -> Candidate:
-    """Fill a rung: the fewest slots, then experts as stored up to the rung's numbers, then slots with the rest.
+    """Give a choice all the slots that fit beside it."""
+    slots = request.slots or backend.minimum_slots
+    where = Placement(choice.chunk, *choice.host, slots, choice.pinned, choice.pageable)
+    used = _used(backend, fixed, where)
+    fits = all(bound.left(used) >= 0 for bound in bounds)
+    if fits and request.slots is None:
+        used[Tier.VRAM] -= backend.slot_bytes(slots)
+        slots = _most(backend.slot_bytes, slots, backend.experts.total, room(bounds, used, Tier.VRAM))
+        where = replace(where, slots=slots)
+    return Candidate(fixed, where, fits)
 
-    Parameters
-    ----------
-    bounds : tuple of Bound
-    fixed : tuple of Reservation
-        `backend.fixed_lines` of the rung.
-    """
+
+def topped_up(backend: Backend, bounds: tuple[Bound, ...], chosen: Candidate) -> Placement:
+    """Keep as many more experts as stored as fit beside a candidate and its slots, page-locked before pageable."""
+    where, experts = chosen.placement, backend.experts
+    if where.slots == experts.total:  # nothing is ever missed, so nothing needs to be kept twice
+        return replace(where, pinned=0, pageable=0)
+    for kept in (0, where.pageable):  # pageable ones may become page-locked, but none may be lost
+        used = _used(backend, chosen.fixed, replace(where, pinned=0, pageable=kept))
+        pinned = min(experts.total - kept, experts.held_in(room(bounds, used, Tier.PINNED)))
+        used = _used(backend, chosen.fixed, replace(where, pinned=pinned, pageable=0))
+        pageable = min(experts.total - pinned, experts.held_in(room(bounds, used, Tier.PAGEABLE)))
+        if pinned + pageable >= where.pinned + where.pageable:
+            break
+    return replace(where, pinned=pinned, pageable=pageable)
+
+
+def _used(backend: Backend, fixed: tuple[Reservation, ...], where: Placement) -> dict[Tier, int]:
+    """Bytes by tier."""
     used = dict.fromkeys(Tier, 0)
     for line in fixed:
         used[line.tier] += line.bytes
-    slots = request.slots or backend.minimum_slots
-    used[Tier.VRAM] += backend.slot_bytes(slots)
-    fits = all(bound.left(used) >= 0 for bound in bounds)
-    total = backend.experts.total
-    pinned = pageable = 0
-    if fits and total:
-        experts = backend.experts
-        pinned = min(rung.pinned, experts.held_in(room(bounds, used, Tier.PINNED)))
-        used[Tier.PINNED] += experts.held_bytes(pinned)
-        pageable = min(rung.pageable, total - pinned, experts.held_in(room(bounds, used, Tier.PAGEABLE)))
-        used[Tier.PAGEABLE] += experts.held_bytes(pageable)
-        if request.slots is None:
-            used[Tier.VRAM] -= backend.slot_bytes(slots)
-            slots = _most(backend.slot_bytes, slots, total, room(bounds, used, Tier.VRAM))
-        if slots == total:  # nothing is ever missed, so nothing needs to be kept twice
-            pinned = pageable = 0
-    return Candidate(rung, fixed, Placement(rung.chunk, *rung.host, slots, pinned, pageable), fits)
+    used[Tier.VRAM] += backend.slot_bytes(where.slots)
+    used[Tier.PINNED] += backend.experts.held_bytes(where.pinned)
+    used[Tier.PAGEABLE] += backend.experts.held_bytes(where.pageable)
+    return used
 
 
 def _most(nbytes: Callable[[int], int], least: int, wanted: int, left: int) -> int:

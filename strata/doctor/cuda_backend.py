@@ -61,6 +61,7 @@ class CudaBackend:
         self.speeds = _speeds(facts, self._gpu)
         self._lines = Lines(device=self._gpu.uuid, step=DEVICE_STEP, alignment=cuda_footprint.ARRAY_ALIGNMENT)
         self._slot_bytes = tuple(cuda_footprint.expert_slot_bytes(c.bytes) for c in self.experts.classes)
+        self._pool_bytes: dict[int, int] = {}
         self._context, context_notes = _context(self._gpu)
         self.notes = (*context_notes, *thread_notes, "This plan cannot be run yet: Strata's CUDA backend is not there.")
 
@@ -100,10 +101,10 @@ class CudaBackend:
 
     def slot_bytes(self, slots: int) -> int:
         """See `candidates.Backend`."""
-        return sum(
-            round_up(count * nbytes, DEVICE_STEP)
-            for count, nbytes in zip(self._spread(slots), self._slot_bytes, strict=True)
-        )
+        if slots not in self._pool_bytes:  # asked for the same few numbers over and over
+            pools = zip(self._spread(slots), self._slot_bytes, strict=True)
+            self._pool_bytes[slots] = sum(round_up(count * nbytes, DEVICE_STEP) for count, nbytes in pools)
+        return self._pool_bytes[slots]
 
     def expert_lines(self, slots: int, pinned: int, pageable: int) -> tuple[Reservation, ...]:
         """See `candidates.Backend`."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from strata.doctor.budgets import TIER_NAMES
-from strata.doctor.candidates import Backend, Candidate
-from strata.doctor.plan import Tier
+from strata.doctor.candidates import Backend
+from strata.doctor.plan import Reservation, Tier
 from strata.doctor.request import Request
+from strata.doctor.speed import Placement
 from strata.doctor.units import size
 
 
-def given_up(backend: Backend, request: Request, chosen: Candidate) -> tuple[str, ...]:
+def given_up(backend: Backend, request: Request, fixed: tuple[Reservation, ...], where: Placement) -> tuple[str, ...]:
     """Return a sentence for everything that a larger memory would have made better."""
-    where, total = chosen.placement, backend.experts.total
+    total = backend.experts.total
     sentences = []
     if where.chunk < request.chunks[0]:
         sentences.append(
@@ -21,7 +22,7 @@ def given_up(backend: Backend, request: Request, chosen: Candidate) -> tuple[str
     best = backend.host_choices[0]
     if where.embedding is not best.embedding:
         usable = next(b.usable_bytes for b in backend.limits.budgets if b.tier is best.embedding)
-        table = next(line for line in chosen.fixed if line.id == "embedding").bytes
+        table = next(line for line in fixed if line.id == "embedding").bytes
         why = "experts gain more from it" if usable >= table else f"only {size(usable)} of that may be used"
         lies, wished = TIER_NAMES[where.embedding], TIER_NAMES[best.embedding]
         sentences.append(f"The embedding ({size(table)}) lies in {lies}, not in {wished}: {why}.")

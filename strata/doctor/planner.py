@@ -14,7 +14,7 @@ import msgspec
 
 from strata import __version__
 from strata.doctor.budgets import Bound
-from strata.doctor.candidates import Backend, Candidate, candidates, fill, leanest
+from strata.doctor.candidates import Backend, Candidate, candidates, leanest, topped_up
 from strata.doctor.changes import smallest_changes
 from strata.doctor.cuda_backend import CudaBackend
 from strata.doctor.facts import Facts
@@ -41,26 +41,31 @@ _ORDER = (Tier.VRAM, Tier.PAGEABLE, Tier.PINNED, Tier.FILE)  # device first, pin
 
 
 @dataclass(frozen=True, slots=True)
-class _Problem:
+class Problem:
+    """What is asked, of which backend, within which bounds."""
+
     backend: Backend
     request: Request
     bounds: tuple[Bound, ...]
 
     @classmethod
-    def of(cls, facts: Facts, model: ModelFacts, options: PlanOptions) -> _Problem:
+    def of(cls, facts: Facts, model: ModelFacts, options: PlanOptions) -> Problem:
+        """Pose the problem; raises what `make_plan` does."""
         backend = backend_for(facts, model, options)
         return cls(backend, request_for(backend, model, options), backend.limits.bounds())
 
     def least(self) -> Candidate:
-        rung = leanest(self.backend, self.request)
-        fixed = self.backend.fixed_lines(self.request, rung.chunk, rung.host)
-        return fill(self.backend, self.request, self.bounds, rung, fixed)
+        """The candidate that needs the least of every memory."""
+        return leanest(self.backend, self.request, self.bounds)
 
-    def best(self) -> Candidate:
-        """The candidate with the best score, the first of equals. Something fits: `least` did."""
+    def best(self) -> tuple[float, Candidate]:
+        """The best score and its candidate, the first of equals. Something fits: `least` did."""
         traffic = self.backend.traffic(self.request)
-        fitting = (c for c in candidates(self.backend, self.request, self.bounds) if c.fits)
-        return min(fitting, key=lambda c: turn_seconds(traffic, self.backend.speeds, c.placement))
+        scored = (
+            (turn_seconds(traffic, self.backend.speeds, c.placement), c)
+            for c in candidates(self.backend, self.request, self.bounds)
+        )
+        return min(scored, key=lambda pair: pair[0])
 
 
 def backend_for(facts: Facts, model: ModelFacts, options: PlanOptions) -> Backend:
@@ -117,18 +122,18 @@ def make_plan(facts: Facts, model: ModelFacts, options: PlanOptions) -> Allocati
 def _fits(model: ModelFacts, facts: Facts, options: PlanOptions) -> bool:
     """Say whether there is a plan: the leanest rung needs the least of every memory, so it decides."""
     try:
-        return _Problem.of(facts, model, options).least().fits
+        return Problem.of(facts, model, options).least().fits
     except UsageError:
         return False
 
 
 def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationPlan:
     """Make a plan without looking for changes."""
-    problem = _Problem.of(facts, model, options)
+    problem = Problem.of(facts, model, options)
     backend, request = problem.backend, problem.request
     least = problem.least()
-    chosen = problem.best() if least.fits else least
-    where = chosen.placement
+    chosen = problem.best()[1] if least.fits else least
+    where = topped_up(backend, problem.bounds, chosen) if least.fits else least.placement
     lines = chosen.fixed + backend.expert_lines(where.slots, where.pinned, where.pageable)
     total = backend.experts.total
     classes = backend.slot_classes(where.slots) if total else ()
@@ -160,7 +165,7 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
         budgets=backend.limits.budgets,
         shared=backend.limits.shared,
         reservations=tuple(sorted(lines, key=lambda line: _ORDER.index(line.tier))),
-        fallbacks=given_up(backend, request, chosen) if chosen.fits else (),
+        fallbacks=given_up(backend, request, chosen.fixed, where) if chosen.fits else (),
         notes=request.notes + backend.limits.notes + backend.notes + _about_auto(facts, options, backend),
         shortfall=None if chosen.fits else _shortfall(problem, lines),
         expected=expected_speed(backend.traffic(request), backend.speeds, where) if chosen.fits else None,
@@ -177,7 +182,7 @@ def _about_auto(facts: Facts, options: PlanOptions, backend: Backend) -> tuple[s
     )
 
 
-def _shortfall(problem: _Problem, lines: tuple[Reservation, ...]) -> Shortfall:
+def _shortfall(problem: Problem, lines: tuple[Reservation, ...]) -> Shortfall:
     """Name the first line that does not fit, and by how much all of them exceed the memory it belongs to."""
     used = dict.fromkeys(Tier, 0)
     for line in lines:

@@ -78,13 +78,14 @@ class Speeds:
 
     def of(self, tier: Tier, staging: Tier) -> float:
         """Return the speed at which `tier` is read into a slot, never faster than a tier above it."""
-        pageable = min(self.pinned, self.pageable, *(() if staging is Tier.PINNED else (self.unstaged,)))
-        return {
-            Tier.VRAM: self.vram,
-            Tier.PINNED: self.pinned,
-            Tier.PAGEABLE: pageable,
-            Tier.FILE: min(pageable, self.file),
-        }[tier]
+        if tier is Tier.VRAM:
+            return self.vram
+        if tier is Tier.PINNED:
+            return self.pinned
+        pageable = min(self.pinned, self.pageable)
+        if staging is not Tier.PINNED:
+            pageable = min(pageable, self.unstaged)
+        return pageable if tier is Tier.PAGEABLE else min(pageable, self.file)
 
 
 def hit_rate(share: float) -> float:
@@ -148,7 +149,7 @@ def expected_speed(traffic: Traffic, speeds: Speeds, placement: Placement) -> Ex
 
 def _fixed_seconds(traffic: Traffic, speeds: Speeds, placement: Placement, tokens: int) -> float:
     """The time of one pass over what is not an expert."""
-    rows = tokens * traffic.embedding_row_bytes / speeds.of(placement.embedding, placement.staging)
+    rows = tokens * traffic.embedding_row_bytes / speeds.of(placement.embedding, Tier.PINNED)  # no ring on their way
     return (traffic.dense_bytes + traffic.head_bytes) / speeds.vram + traffic.layers * speeds.layer_s + rows
 
 

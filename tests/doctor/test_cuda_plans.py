@@ -210,10 +210,10 @@ def test_a_small_page_file_makes_room_by_leaving_experts_in_the_file():
     ("pinned", "words"),
     [
         (PinnedFacts(asked_bytes=GIB, granted_bytes=0, refusal=REFUSED), "only 0 B of that may be used"),
-        (PinnedFacts(asked_bytes=2 * GIB, granted_bytes=GIB, refusal=REFUSED), "pageable RAM"),
+        (PinnedFacts(asked_bytes=GIB, granted_bytes=400 * MIB, refusal=REFUSED), "only 320 MiB of that may be used"),
         (None, "only 0 B of that may be used"),
     ],
-    ids=["nothing granted", "about 1 GiB granted", "not measured"],
+    ids=["nothing granted", "400 MiB granted", "not measured"],
 )
 def test_the_embedding_falls_back_to_pageable_memory_and_it_is_said(pinned, words):
     plan = make_plan(rtx_4090_on_wsl2(pinned=pinned), FLASH_NEXT, CUDA)
@@ -222,6 +222,13 @@ def test_the_embedding_falls_back_to_pageable_memory_and_it_is_said(pinned, word
     (sentence,) = (s for s in plan.fallbacks if "embedding" in s)
     assert words in sentence
     assert plan.planned_bytes(Tier.PINNED) <= (pinned.granted_bytes if pinned else 0)
+
+
+def test_about_one_gib_of_page_locked_memory_holds_the_embedding_and_no_more_is_asked_for():
+    granted = PinnedFacts(asked_bytes=2 * GIB, granted_bytes=GIB, refusal=REFUSED)
+    plan = make_plan(rtx_4090_on_wsl2(pinned=granted), FLASH_NEXT, CUDA)
+    assert plan.line("embedding").tier is Tier.PINNED
+    assert plan.planned_bytes(Tier.PINNED) <= GIB * 4 // 5
 
 
 def test_with_hardly_any_ram_the_embedding_and_the_experts_stay_in_the_file():
