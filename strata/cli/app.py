@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.cli.options import Json, Model, flag, with_plan_options
+from strata.cli.options import Json, Model, flag, size_option, with_plan_options
 from strata.cli.output import boundary
 
 if TYPE_CHECKING:
@@ -94,17 +94,26 @@ def plan(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Save the plan for `run --plan`.")
     ] = None,
     facts: Annotated[Path | None, typer.Option("--facts", metavar="FILE", help="Plan for a recorded machine.")] = None,
+    ram: Annotated[
+        int | None, size_option("--ram", "Plan for a machine with this much RAM and the card --gpu NAME.", "What if")
+    ] = None,
+    wsl2: Annotated[bool, flag("--wsl2", help="... under WSL2.", panel="What if")] = False,
+    windows: Annotated[bool, flag("--windows", help="... under Windows.", panel="What if")] = False,
     json: Json = False,
     *,
     options: "PlanOptions",
 ) -> None:
     """Show what would be allocated, where, and why it fits, without loading anything.
 
-    [dim]strata plan model.gguf --max-context 16384 -o plan.json[/]
-    """
-    from strata.cli.plan import show_plan
+    MODEL may be the first megabytes of a file. --gpu NAME with --ram asks for a machine that one does not have.
 
-    show_plan(model, options, output=output, facts_file=facts, json=json)
+    [dim]strata plan model.gguf --max-context 16384 -o plan.json
+    strata plan model.gguf --gpu "RTX 4090" --ram 64GiB --wsl2[/]
+    """
+    from strata.cli.plan import Imagined, show_plan
+
+    imagined = None if ram is None else Imagined(ram, wsl2=wsl2, windows=windows)
+    show_plan(model, options, output=output, facts_file=facts, imagined=imagined, json=json)
 
 
 @app.command()

@@ -178,3 +178,13 @@ def test_doctor_replays_a_recorded_machine_and_explains_its_checks() -> None:
     assert "STR-CTX-BROKEN" in strata("doctor", "--list-checks").stdout
     assert "cudaMalloc" in strata("doctor", "--explain", "STR-CTX-BROKEN").stdout
     assert_clear(strata("doctor", "--explain", "STR-NONE"), 2, "STR-NONE")
+
+
+def test_plan_for_a_machine_that_one_does_not_have() -> None:
+    result = strata("plan", MODEL, "--gpu", "RTX 4090", "--ram", "64GiB", "--wsl2")
+    assert result.returncode == 0, result.stderr
+    assert "RTX 4090" in result.stdout
+    assert "WSL2" in result.stdout
+    assert_clear(strata("plan", MODEL, "--ram", "64GiB"), 2, "--gpu")
+    assert_clear(strata("plan", MODEL, "--gpu", "RTX 9999", "--ram", "64GiB"), 2, "RTX 9999")
+    assert_clear(strata("plan", MODEL, "--gpu", "RTX 4090", "--ram", "64GiB", "--wsl2", "--windows"), 2, "--windows")
