@@ -53,9 +53,10 @@ def examine(request: DoctorRequest, options: PlanOptions) -> None:
         facts = with_last_run(facts)
     if request.save_facts is not None:
         from strata.doctor.facts_io import write_facts
+        from strata.doctor.redact import Redactor
 
-        write_facts(facts, request.save_facts)
-        say(f"The facts are saved: {request.save_facts}")
+        write_facts(Redactor().value(facts), request.save_facts)
+        say(f"The facts are saved, names and serials replaced: {request.save_facts}")
     plan = None
     if opened:
         try:
