@@ -59,7 +59,7 @@ class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What one memory offers. ``reserved + reserve_bytes <= usable_bytes`` holds in every feasible plan."""
+    """What one tier offers. ``reserved + reserve_bytes <= usable_bytes`` holds in every feasible plan."""
 
     tier: Tier
     device: str
@@ -67,6 +67,17 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int  # deliberately left free inside `usable_bytes`
     formula: str  # how usable came about, with its numbers
     source: str  # which facts it rests on
+
+
+class SharedBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """A memory that several tiers draw on, such as RAM: it bounds the sum of their reservations, reserve included."""
+
+    name: str  # for people: "RAM"
+    tiers: tuple[Tier, ...]
+    usable_bytes: int
+    reserve_bytes: int
+    formula: str
+    source: str
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,20 +104,30 @@ class ExpertCachePlan(msgspec.Struct, frozen=True, kw_only=True):
     file: int = 0  # experts read from the file when missed
 
 
+class ExpectedSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plan's placement allows: bytes per token over bandwidths, as a range no wider than a factor 2."""
+
+    decode_tokens_per_s: tuple[float, float]
+    prefill_tokens_per_s: tuple[float, float]
+    hit_rate: float  # share of expert requests that find a ready slot while decoding
+    bytes_per_token: dict[Tier, int]  # read from each tier by one decoded token at that hit rate
+    basis: tuple[str, ...]  # sentences: which bandwidths, measured or assumed, and where the hit rate comes from
+
+
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no plan: the first line that does not fit."""
 
     line: str
     tier: Tier
     device: str
-    missing_bytes: int
+    missing_bytes: int  # by which everything that must lie in this memory exceeds it, not this line alone
     sentence: str
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A smallest change that makes an infeasible plan feasible, verified by planning again."""
 
-    option: str  # as typed, e.g. "--max-context 2048"
+    option: str  # as typed, e.g. "--max-context 2048"; empty when only another machine would do
     sentence: str
 
 
@@ -122,13 +143,16 @@ class AllocationPlan(msgspec.Struct, frozen=True, kw_only=True):
     context: int  # tokens
     chunk: int  # tokens of the largest prompt chunk
     kv: str
+    threads: int = 1  # that compute on the host; the workspaces are sized for no more
     experts: ExpertCachePlan
     budgets: tuple[Budget, ...]
+    shared: tuple[SharedBudget, ...] = ()
     reservations: tuple[Reservation, ...]
     fallbacks: tuple[str, ...] = ()  # sentences: what was given up and why
     notes: tuple[str, ...] = ()  # sentences: assumptions and facts that were unknown
     shortfall: Shortfall | None = None
     changes: tuple[Change, ...] = ()
+    expected: ExpectedSpeed | None = None  # None for an infeasible plan
 
     def line(self, id: str) -> Reservation | None:
         """Return the reservation called `id`, or None when the plan has no such line."""

@@ -5,7 +5,17 @@ Sizes come from the tensor index alone, so a header without its weights is enoug
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import msgspec
+
+from strata.gguf.cursor import shown
+from strata.gguf.keys import ArchitectureKeys
+
+if TYPE_CHECKING:  # the reader loads numpy, which those who only hold facts need not wait for
+    from strata.gguf.reader import GGUFFile, TensorInfo
 
 
 class TensorGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,3 +68,132 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     dense: TensorGroup  # everything else that is not a routed expert: attention, norms, routers, shared experts
     expert_classes: tuple[ExpertClass, ...]
     quant_types: tuple[str, ...]  # every type that occurs
+
+
+def read_model_facts(file: GGUFFile) -> ModelFacts:
+    """Gather the facts of a model of any architecture by the general rules of GGUF keys and tensor names.
+
+    ``token_embd.weight`` is the embedding, ``output.weight`` the head, ``_exps.`` in the name of a layer's tensor
+    marks routed experts, all else is dense. A layer with ``ssm_`` tensors and no ``attn_k.weight`` keeps no KV cache.
+
+    Raises
+    ------
+    ModelFileError
+        When a key or tensor that planning needs is missing or makes no sense; it is named.
+    """
+    keys = ArchitectureKeys(file)
+    layers = keys.number("block_count", least=1)
+    if layers > len(file.tensors):  # also bounds the per-layer tuples
+        keys.fail(f"{keys.full('block_count')} is {layers} in a file of {len(file.tensors)} tensors")
+    embedding = keys.number("embedding_length", least=1)
+    heads = max(keys.per_layer("attention.head_count", layers))
+    if heads < 1:
+        keys.fail(f"{keys.full('attention.head_count')} is 0")
+    key_length = keys.number("attention.key_length", embedding // heads, least=1)
+    experts = keys.number("expert_count", 0)
+    top_k = keys.number("expert_used_count", least=1) if experts else 0
+    if top_k > experts:
+        keys.fail(f"{keys.full('expert_used_count')} is {top_k}, more than the {experts} experts")
+    feed_forward = max(keys.per_layer("feed_forward_length", layers, 0 if experts else None))
+
+    by_name = file.tensors
+    if "token_embd.weight" not in by_name:
+        keys.fail("tensor 'token_embd.weight' is missing")
+    embedding_table = _group([by_name["token_embd.weight"]])
+    tied_head = "output.weight" not in by_name
+    own = {"token_embd.weight", "output.weight"}
+    dense = [tensor for name, tensor in by_name.items() if name not in own and not _is_expert(name)]
+    return ModelFacts(
+        name=keys.text("general.name", file.path.stem),
+        architecture=keys.architecture,
+        path=str(file.path),
+        file_bytes=file.file_bytes,
+        header_bytes=file.header_bytes,
+        header_sha256=file.header_sha256,
+        layers=layers,
+        embedding=embedding,
+        heads=heads,
+        kv_heads=_kv_heads(keys, file, layers, heads),
+        key_length=key_length,
+        value_length=keys.number("attention.value_length", key_length),
+        vocab=keys.number("vocab_size", file.metadata.array_length("tokenizer.ggml.tokens"), least=1),
+        context_length=keys.number("context_length", least=1),
+        feed_forward=feed_forward,
+        experts=experts,
+        top_k=top_k,
+        expert_width=keys.number("expert_feed_forward_length", feed_forward) if experts else 0,
+        tied_head=tied_head,
+        embedding_table=embedding_table,
+        head=embedding_table if tied_head else _group([by_name["output.weight"]]),
+        dense=_group(dense),
+        expert_classes=_expert_classes(keys, file, layers, experts),
+        quant_types=tuple(sorted({tensor.type.name for tensor in by_name.values()})),
+    )
+
+
+def _group(tensors: Sequence[TensorInfo]) -> TensorGroup:
+    return TensorGroup(
+        tensors=len(tensors),
+        elements=sum(tensor.elements for tensor in tensors),
+        bytes=sum(tensor.nbytes for tensor in tensors),
+    )
+
+
+def _kv_heads(keys: ArchitectureKeys, file: GGUFFile, layers: int, heads: int) -> tuple[int, ...]:
+    """KV heads per layer: what the key says, but none where a recurrent layer has taken attention's place."""
+    recurrent = {_layer(name) for name in file.tensors if ".ssm_" in name}
+    return tuple(
+        0 if layer in recurrent and f"blk.{layer}.attn_k.weight" not in file.tensors else kv_heads
+        for layer, kv_heads in enumerate(keys.per_layer("attention.head_count_kv", layers, heads))
+    )
+
+
+def _layer(name: str) -> int | None:
+    """Layer of a tensor named ``blk.LAYER.*``."""
+    prefix, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    return int(number) if prefix == "blk" and number.isdecimal() and len(number) < 6 else None
+
+
+def _is_expert(name: str) -> bool:
+    return "_exps." in name and _layer(name) is not None
+
+
+def _expert_classes(keys: ArchitectureKeys, file: GGUFFile, layers: int, experts: int) -> tuple[ExpertClass, ...]:
+    """Group the layers whose experts are of one size and kind, in layer order."""
+    by_layer: defaultdict[int, dict[str, TensorInfo]] = defaultdict(dict)
+    for name, tensor in file.tensors.items():
+        layer = _layer(name)
+        if layer is None or not _is_expert(name):
+            continue
+        if layer >= layers:
+            keys.fail(f"tensor {shown(name)} is of no layer: {keys.full('block_count')} is {layers}")
+        if not experts or tensor.shape[-1] != experts or tensor.nbytes % experts:
+            keys.fail(
+                f"{keys.full('expert_count')} is {experts}; {shown(name)} of shape {tensor.shape} holds another number"
+            )
+        by_layer[layer][name.split(".", 2)[2]] = tensor
+    if experts and not by_layer:
+        keys.fail(f"{keys.full('expert_count')} is {experts}, but no tensor holds routed experts")
+
+    layers_of: defaultdict[tuple[int, int, tuple[str, str, str]], list[int]] = defaultdict(list)
+    for layer, tensors in sorted(by_layer.items()):
+        group = _group(list(tensors.values()))
+        kind = group.elements // experts, group.bytes // experts, _expert_types(keys, layer, tensors)
+        layers_of[kind].append(layer)
+    return tuple(
+        ExpertClass(layers=tuple(alike), experts_per_layer=experts, elements=elements, bytes=nbytes, types=types)
+        for (elements, nbytes, types), alike in layers_of.items()
+    )
+
+
+def _expert_types(keys: ArchitectureKeys, layer: int, tensors: dict[str, TensorInfo]) -> tuple[str, str, str]:
+    """Types of gate, up and down; where gate and up are fused in one tensor, both have its type."""
+    types = []
+    for part, fused in (("gate", "gate_up"), ("up", "gate_up"), ("down", "down")):
+        tensor = tensors.get(f"ffn_{part}_exps.weight") or tensors.get(f"ffn_{fused}_exps.weight")
+        if tensor is None:
+            keys.fail(f"tensor 'blk.{layer}.ffn_{part}_exps.weight' is missing")
+        types.append(tensor.type.name)
+    gate, up, down = types
+    return gate, up, down

@@ -1,0 +1,132 @@
+"""A plan for people, as rich renderables: verdict, ledger, a bar for each memory, what was given up, notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from strata.doctor.budgets import TIER_NAMES
+from strata.doctor.plan import AllocationPlan, Reservation, Tier
+from strata.doctor.units import MIB, size
+
+_WHERE = {Tier.VRAM: "VRAM", Tier.PINNED: "locked", Tier.PAGEABLE: "RAM", Tier.FILE: "file"}
+_BAR_WIDTH = 60
+
+
+def plan_table(plan: AllocationPlan, *, unicode: bool = True) -> RenderableType:
+    """Lay out a plan; nothing is printed.
+
+    Parameters
+    ----------
+    plan : AllocationPlan
+    unicode : bool
+        False draws rules and bars in ASCII.
+
+    Returns
+    -------
+    rich renderable
+        Reads well from 80 columns, without colour as well.
+    """
+    parts: list[RenderableType] = [verdict(plan), Text(), _ledger(plan, unicode), Text()]
+    parts += [_bar(*memory, unicode) for memory in _memories(plan)]
+    parts += _speed(plan)
+    parts += _paragraph("Given up", plan.fallbacks) + _changes(plan) + _paragraph("Notes", plan.notes)
+    return Group(*parts)
+
+
+def verdict(plan: AllocationPlan) -> Text:
+    """Say in one sentence whether the plan fits."""
+    where = "the CPU" if plan.device.backend == "numpy" else plan.device.name
+    if plan.shortfall:
+        return Text.assemble(("does not fit", "bold red"), f": {plan.model.name} on {where}. ", plan.shortfall.sentence)
+    what = f"{plan.context:,} tokens of context, prompts {plan.chunk:,} at a time"
+    if plan.experts.total:
+        share = plan.experts.slots / plan.experts.total
+        what += f", {plan.experts.slots:,} of {plan.experts.total:,} experts ready ({share:.0%})"
+    return Text.assemble(("fits", "bold green"), f": {plan.model.name} on {where}, {what}.")
+
+
+def _ledger(plan: AllocationPlan, unicode: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD if unicode else box.ASCII2, pad_edge=False, show_edge=False, expand=False)
+    table.add_column("line", no_wrap=True, style="bold")
+    table.add_column("where", no_wrap=True)
+    table.add_column("MiB", justify="right", no_wrap=True)
+    table.add_column("what it is and how it came about", overflow="fold")
+    for line in plan.reservations:
+        table.add_row(
+            line.id,
+            _where(plan, line),
+            f"{line.bytes / MIB:,.1f}",
+            Text.assemble(line.what, (f": {line.formula}", "dim")),
+        )
+    return table
+
+
+def _where(plan: AllocationPlan, line: Reservation) -> str:
+    return "RAM" if plan.device.backend == "numpy" and line.tier is not Tier.FILE else _WHERE[line.tier]
+
+
+def _memories(plan: AllocationPlan) -> Iterator[tuple[str, int, int, int]]:
+    """Yield name, bytes used, reserve and usable of each memory that people know as one, then of capped shares."""
+    shared = {tier: memory for memory in plan.shared for tier in memory.tiers}
+    for memory in plan.shared:
+        used = sum(plan.planned_bytes(tier) for tier in memory.tiers)
+        yield memory.name, used, memory.reserve_bytes, memory.usable_bytes
+    for budget in plan.budgets:
+        whole = shared.get(budget.tier)
+        if whole is None or 0 < budget.usable_bytes < whole.usable_bytes:
+            used = plan.planned_bytes(budget.tier, budget.device)
+            yield TIER_NAMES[budget.tier], used, budget.reserve_bytes, budget.usable_bytes
+
+
+def _bar(name: str, used: int, reserve: int, usable: int, unicode: bool) -> Text:
+    """Draw one memory: used, kept free, left over; what does not fit takes the bar's end."""
+    over = used + reserve - usable
+    whole = max(usable, used + reserve, 1)
+    ends = [round(_BAR_WIDTH * part / whole) for part in (used, used + reserve, whole)]
+    full, kept, free = "█▒░" if unicode else "#=."
+    bar = full * ends[0] + kept * (ends[1] - ends[0]) + free * (ends[2] - ends[1])
+    rest = Text(f"{size(over)} too much", "bold red") if over > 0 else Text(f"{size(-over)} left")
+    return Text.assemble(
+        (f"{name:<16}", "bold"),
+        f" [{bar}]\n{'':<17} {size(used)} used, {size(reserve)} kept free, ",
+        rest,
+        f", of {size(usable)}",
+    )
+
+
+def _speed(plan: AllocationPlan) -> list[RenderableType]:
+    if not plan.expected:
+        return []
+    e = plan.expected
+    (slow, fast), (slow_prompt, fast_prompt) = e.decode_tokens_per_s, e.prefill_tokens_per_s
+    read = ", ".join(f"{size(nbytes)} from {TIER_NAMES[tier]}" for tier, nbytes in e.bytes_per_token.items())
+    sentences = (
+        f"Answers {_rate(slow)} to {_rate(fast)} tokens/s, prompts {_rate(slow_prompt)} to {_rate(fast_prompt)}.",
+        f"A token of an answer reads {read}.",
+    )
+    return _paragraph("Expected", sentences + e.basis)
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 10 else f"{tokens_per_s:.1f}"
+
+
+def _changes(plan: AllocationPlan) -> list[RenderableType]:
+    return _paragraph(
+        "Any one of these makes it fit", tuple(f"{c.option:<24} {c.sentence}".strip() for c in plan.changes)
+    )
+
+
+def _paragraph(title: str, sentences: tuple[str, ...]) -> list[RenderableType]:
+    """A title and its sentences, hanging under it; nothing when there are none."""
+    if not sentences:
+        return []
+    table = Table.grid(padding=(0, 1))
+    for sentence in sentences:
+        table.add_row(" -", Text(sentence))
+    return [Text(), Text(title, "bold"), table]

@@ -1,0 +1,122 @@
+"""Causal attention on the numpy backend: blocks of cells with a running softmax, so scratch stays small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.kernels.ops import KvLayer
+from strata.kernels.workers import WORTH_A_THREAD, Workers
+
+
+class NumpyAttention:
+    """Attention over a KV cache, in the scratch of a workspace.
+
+    Blocks of tokens and cells are cut at fixed places (how large they are, the shape of the scratch says), and a
+    block's arithmetic knows nothing of the thread that runs it.
+    """
+
+    def __init__(self, workspace: Mapping[str, NDArray[np.float32]], workers: Workers) -> None:
+        self._queries = workspace["ops.queries"]  # [threads, tokens x H, D]
+        self._scores = workspace["ops.scores"]  # [threads, tokens x H, cells]
+        self._attended = workspace["ops.attended"]  # [threads, 2, tokens x H, Dv]
+        self._cells = workspace.get("ops.cells")  # [threads, keys and values, cells, G x D]
+        self._workers = workers
+
+    def __call__(
+        self, q: NDArray[np.float32], kv: KvLayer, position: int, scale: float, out: NDArray[np.float32]
+    ) -> None:
+        """See `strata.kernels.ops.Ops.attend`."""
+        tokens, groups = len(q), kv.keys.shape[1]
+        block = self._scores.shape[1] // q.shape[1]
+        multiplications = 2 * (position + tokens) * q.size
+        if tokens == 1 and multiplications >= WORTH_A_THREAD:
+            heads = [slice(group, group + 1) for group in range(groups)]
+        else:
+            heads = [slice(0, groups)]
+        self._workers.run(
+            [
+                partial(self._block, q, kv, position, scale, out, slice(start, start + block), group)
+                for start in range(0, tokens, block)
+                for group in heads
+            ],
+            multiplications,
+        )
+
+    def _block(
+        self,
+        q: NDArray[np.float32],
+        kv: KvLayer,
+        position: int,
+        scale: float,
+        out: NDArray[np.float32],
+        tokens: slice,
+        groups: slice,
+        worker: int,
+    ) -> None:
+        """Attend with the tokens and KV heads of two slices."""
+        kv_heads = kv.keys.shape[1]
+        q, out = _grouped(q[tokens], kv_heads)[groups], _grouped(out[tokens], kv_heads)[groups]
+        g, t, r, size = q.shape  # KV heads, tokens, query heads per KV head, head size
+        first, block = position + tokens.start, self._scores.shape[2]
+        queries = _shaped(self._queries[worker], (g, t * r, size))
+        np.multiply(q, np.float32(scale), out=queries.reshape(q.shape))
+        total, part = (_shaped(scratch, (g, t * r, out.shape[-1])) for scratch in self._attended[worker])
+        highest = np.full((g, t * r, 1), -np.inf, np.float32)
+        for start in range(0, first + t, block):
+            cells = slice(start, min(start + block, first + t))
+            scores = _shaped(self._scores[worker], (g, t * r, cells.stop - start))
+            np.matmul(queries, self._widened(kv.keys[cells, groups], worker, 0).transpose(1, 2, 0), out=scores)
+            if cells.stop > first + 1:
+                future = np.arange(start, cells.stop) > np.arange(first, first + t)[:, None]
+                np.copyto(scores.reshape(g, t, r, -1), -np.inf, where=future[:, None])
+            new = np.maximum(highest, scores.max(axis=-1, keepdims=True))
+            np.exp(np.subtract(scores, new, out=scores), out=scores)
+            values = self._widened(kv.values[cells, groups], worker, 1).transpose(1, 0, 2)
+            if start == 0:
+                np.matmul(scores, values, out=total)
+                weight = scores.sum(axis=-1, keepdims=True)
+            else:
+                decay = np.exp(highest - new)
+                total *= decay
+                total += np.matmul(scores, values, out=part)
+                weight = weight * decay + scores.sum(axis=-1, keepdims=True)
+            highest = new
+        np.divide(total.reshape(out.shape), weight.reshape(g, t, r, 1), out=out)
+
+    def _widened(self, cells: NDArray[np.generic], worker: int, which: int) -> NDArray[np.float32]:
+        """Cells as float32: themselves, or a widened copy in scratch."""
+        if cells.dtype == np.float32:
+            return cells  # type: ignore[return-value]
+        assert self._cells is not None, "an f16 KV cache needs a workspace made for it"
+        wide = _shaped(self._cells[worker, which], cells.shape)
+        widen(cells, wide)  # type: ignore[arg-type]
+        return wide
+
+
+def _grouped(heads: NDArray[np.float32], groups: int) -> NDArray[np.float32]:
+    """View [T, H, D] as [G, T, H / G, D]."""
+    tokens, count, size = heads.shape
+    return heads.reshape(tokens, groups, count // groups, size).transpose(1, 0, 2, 3)
+
+
+def _shaped(scratch: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """View the start of a worker's scratch in a shape."""
+    return scratch.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
+def widen(half: NDArray[np.float16], out: NDArray[np.float32]) -> None:
+    """Turn finite float16 into float32, exactly, several times faster than a cast.
+
+    Moves the sign, exponent and mantissa to their places in a float32, whose exponent is then too small by the
+    difference of the biases: 127 - 15 = 112. Subnormals come out right too.
+    """
+    bits = out.view(np.int32)
+    np.copyto(bits, half.view(np.int16))  # extends the sign
+    bits <<= 13
+    bits &= np.int32(-0x70002000)  # 0x8FFFE000: without the two copies of the sign bit
+    out *= np.float32(2.0**112)

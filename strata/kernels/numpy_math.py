@@ -1,0 +1,42 @@
+"""The small formulas that the numpy ops are made of. All float32, all into preallocated arrays."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float32]
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
+    """``out = x / sqrt(mean(x^2) + eps) * weight`` over the last axis; `out` may be `x`."""
+    squares = np.einsum("...i,...i->...", x, x)[..., None]
+    np.divide(x, np.sqrt(squares / np.float32(x.shape[-1]) + np.float32(eps)), out=out)
+    out *= weight
+
+
+def product(x: Floats, weight: Floats, out: Floats) -> None:
+    """``out = x @ weight.T``; one row is a matrix-vector product, which reads the weight once and in order."""
+    if len(x) == 1:
+        np.matmul(weight, x[0], out=out[0])
+    else:
+        np.matmul(x, weight.T, out=out)
+
+
+def gated(gate: Floats, up: Floats, out: Floats) -> None:
+    """``out = silu(gate) * up`` with ``silu(g) = g / (1 + exp(-g))``."""
+    np.negative(gate, out=out)
+    with np.errstate(over="ignore"):  # exp(-g) = inf gives the right limit, -0
+        np.exp(out, out=out)
+    out += np.float32(1)
+    np.divide(gate, out, out=out)
+    out *= up
+
+
+def softmax(logits: Floats) -> None:
+    """Softmax over the last axis, in place."""
+    logits -= logits.max(axis=-1, keepdims=True)
+    np.exp(logits, out=logits)
+    logits /= logits.sum(axis=-1, keepdims=True)

@@ -1,0 +1,189 @@
+"""The definition of every op: NumPy, float32. Any other backend is measured against this one.
+
+Weights are float32 [out, in], C-contiguous. All scratch comes from the workspace that
+`strata.gguf.footprint.workspace` lists. Where a product is cut into pieces, the cut depends on shapes alone, so
+the bits of a result depend neither on the number of threads nor on the slot an expert lies in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.kernels.dequant import dequantise
+from strata.kernels.numpy_attention import NumpyAttention
+from strata.kernels.numpy_experts import NumpyExperts
+from strata.kernels.numpy_math import Floats, gated, product, rms_norm, softmax
+from strata.kernels.numpy_weights import NumpySlots, QuantRows
+from strata.kernels.ops import ExpertWave, KvLayer, Rope, RopeStyle
+from strata.kernels.workers import WORTH_A_THREAD, Task, Workers
+
+_PIECE_ROWS = 256  # fewest weight rows of a piece: fewer make a matrix product slow
+
+
+class NumpyOps:
+    """`strata.kernels.ops.Ops` on the CPU.
+
+    Parameters
+    ----------
+    workspace : mapping of str to NDArray
+        The arrays of `strata.gguf.footprint.workspace`; those named ``ops.*`` are used here. Their first
+        dimension is the number of threads where each thread has its own.
+    """
+
+    def __init__(self, workspace: Mapping[str, Floats]) -> None:
+        self._workers = Workers(len(workspace["ops.scores"]))
+        self._rows = workspace["ops.rows"]
+        self._rotated = workspace["ops.rotated"]
+        self._angles = workspace["ops.angles"]
+        self._angles_of: tuple[int, int, int] | None = None
+        self._attention = NumpyAttention(workspace, self._workers)
+        if "ops.router" in workspace:
+            self._router = workspace["ops.router"]
+            self._experts = NumpyExperts(workspace, self._workers)
+        else:
+            self._gate, self._up = workspace["ops.gate_up"]
+            self._activation = workspace["ops.activation"]
+
+    def embed(self, table: Floats | QuantRows, tokens: NDArray[np.int32], out: Floats) -> None:
+        """See `strata.kernels.ops.Ops.embed`."""
+        if isinstance(table, QuantRows):
+            dequantise(table.raw[tokens], table.type, out)
+        else:
+            np.take(table, tokens, axis=0, out=out)
+
+    def norm_project(
+        self, x: Floats, norm: Floats, eps: float, weights: Sequence[Floats], outs: Sequence[Floats]
+    ) -> None:
+        """See `strata.kernels.ops.Ops.norm_project`."""
+        normed = self._rows[: len(x)]
+        rms_norm(x, norm, eps, normed)
+        self._products(normed, weights, outs)
+
+    def rope_append(
+        self,
+        q: Floats,
+        k: Floats,
+        v: Floats,
+        norms: tuple[Floats, Floats] | None,
+        eps: float,
+        rope: Rope,
+        position: int,
+        kv: KvLayer,
+    ) -> None:
+        """See `strata.kernels.ops.Ops.rope_append`. The angles are float32 products of position and frequency."""
+        if norms is not None:
+            rms_norm(q, norms[0], eps, q)
+            rms_norm(k, norms[1], eps, k)
+        cos, sin = self._cos_sin(rope, position, len(q))
+        self._rotate(q, rope, cos, sin)
+        self._rotate(k, rope, cos, sin)
+        kv.keys[position : position + len(k)] = k
+        kv.values[position : position + len(v)] = v
+
+    def attend(self, q: Floats, kv: KvLayer, position: int, scale: float, out: Floats) -> None:
+        """See `strata.kernels.ops.Ops.attend`."""
+        self._attention(q, kv, position, scale, out)
+
+    def project_add(self, x: Floats, weight: Floats, residual: Floats) -> None:
+        """See `strata.kernels.ops.Ops.project_add`."""
+        added = self._rows[: len(x)]
+        self._products(x, [weight], [added])
+        residual += added
+
+    def dense_ffn(self, x: Floats, norm: Floats, eps: float, gate: Floats, up: Floats, down: Floats) -> None:
+        """See `strata.kernels.ops.Ops.dense_ffn`."""
+        block = len(self._activation)
+        for start in range(0, len(x), block):
+            tokens = x[start : start + block]
+            rows = self._rows[: len(tokens)]
+            gates, ups, activation = (each[: len(tokens)] for each in (self._gate, self._up, self._activation))
+            rms_norm(tokens, norm, eps, rows)
+            self._products(rows, [gate, up], [gates, ups])
+            gated(gates, ups, activation)
+            self._products(activation, [down], [rows])
+            tokens += rows
+
+    def route(
+        self,
+        x: Floats,
+        norm: Floats,
+        eps: float,
+        router: Floats,
+        normalise: bool,
+        hidden: Floats,
+        ids: NDArray[np.int32],
+        weights: Floats,
+    ) -> None:
+        """See `strata.kernels.ops.Ops.route`."""
+        rms_norm(x, norm, eps, hidden)
+        negative = self._router[: len(x)]
+        self._products(hidden, [router], [negative])
+        softmax(negative)
+        np.negative(negative, out=negative)  # a stable ascending sort then puts the best first, ties by index
+        ids[:] = negative.argsort(axis=-1, kind="stable")[:, : ids.shape[1]]
+        np.negative(np.take_along_axis(negative, ids, axis=-1), out=weights)
+        if normalise:
+            weights /= weights.sum(axis=-1, keepdims=True)
+
+    def expert_ffn(self, hidden: Floats, slots: NumpySlots, wave: ExpertWave, results: Floats) -> None:
+        """See `strata.kernels.ops.Ops.expert_ffn`."""
+        self._experts(hidden, slots, wave, results)
+
+    def combine(self, results: Floats, weights: Floats, residual: Floats) -> None:
+        """See `strata.kernels.ops.Ops.combine`."""
+        rows = self._rows[: len(residual)]
+        for rank in range(results.shape[1]):
+            residual += np.multiply(results[:, rank], weights[:, rank, None], out=rows)
+
+    def head(self, x: Floats, norm: Floats, eps: float, weight: Floats, logits: Floats) -> None:
+        """See `strata.kernels.ops.Ops.head`."""
+        self.norm_project(x, norm, eps, [weight], [logits])
+
+    def _products(self, x: Floats, weights: Sequence[Floats], outs: Sequence[Floats]) -> None:
+        """``outs[i] = x @ weights[i].T``: small ones right here, large ones in pieces of whole weight rows."""
+        multiplications = len(x) * sum(weight.size for weight in weights)
+        if multiplications < WORTH_A_THREAD:
+            for weight, out in zip(weights, outs, strict=True):
+                product(x, weight, out)
+            return
+        pieces: list[Task] = []
+        rows = max(_PIECE_ROWS, WORTH_A_THREAD // x.size)
+        for weight, out in zip(weights, outs, strict=True):
+            for start in range(0, len(weight), rows):
+                piece = slice(start, start + rows)
+                pieces.append(partial(_product_piece, x, weight[piece], out[:, piece]))
+        self._workers.run(pieces, multiplications)
+
+    def _cos_sin(self, rope: Rope, position: int, tokens: int) -> tuple[Floats, Floats]:
+        """Cosines and sines [T, 1, dims / 2] of a call, computed once for all its layers."""
+        cos, sin = self._angles[:, :tokens, : rope.dims // 2]
+        call = (id(rope), position, tokens)
+        if call != self._angles_of:
+            angles = np.arange(position, position + tokens, dtype=np.float32)[:, None] * rope.inverse_frequencies
+            np.cos(angles, out=cos)
+            np.sin(angles, out=sin)
+            self._angles_of = call
+        return cos[:, None], sin[:, None]
+
+    def _rotate(self, heads: Floats, rope: Rope, cos: Floats, sin: Floats) -> None:
+        """Rotate the pairs of each head [T, heads, D] in place."""
+        half = rope.dims // 2
+        if rope.style is RopeStyle.NEOX:
+            first, second = heads[..., :half], heads[..., half : rope.dims]
+        else:
+            first, second = heads[..., 0 : rope.dims : 2], heads[..., 1 : rope.dims : 2]
+        onto_first, onto_second = self._rotated[:, : first.size].reshape(2, *first.shape)
+        np.multiply(second, sin, out=onto_first)
+        np.multiply(first, sin, out=onto_second)
+        first *= cos
+        first -= onto_first
+        second *= cos
+        second += onto_second
+
+
+def _product_piece(x: Floats, weight: Floats, out: Floats, worker: int) -> None:
+    product(x, weight, out)

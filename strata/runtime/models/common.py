@@ -1,0 +1,218 @@
+"""What the architectures share: their numbers, their blocks, and what they need of the runtime."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, TypeAlias
+
+from strata.gguf.model_facts import ModelFacts
+from strata.kernels.ops import Array, KvLayer, Ops, Rope, RopeStyle, Weight
+
+Shapes: TypeAlias = dict[str, tuple[int, ...]]  # tensor name -> shape in ggml order
+
+EMBEDDING = "token_embd.weight"
+HEAD = "output.weight"
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The numbers that the arithmetic of a model needs.
+
+    Attributes
+    ----------
+    facts : ModelFacts
+    eps : float
+        Of every RMS norm.
+    rope : Rope
+        With any scaling by a key, not by a tensor, already applied.
+    normalise : bool
+        Whether the weights of the chosen experts are made to sum to 1.
+    """
+
+    facts: ModelFacts
+    eps: float
+    rope: Rope
+    normalise: bool
+
+
+class Experts(Protocol):
+    """Runs routed experts, wherever they lie: the runtime's expert cache."""
+
+    def run(self, layer: int, hidden: Array, ids: Array, results: Array) -> None:
+        """Write expert ``ids[t, rank]`` of `hidden` [T, E] into ``results[t, rank]``.
+
+        Parameters
+        ----------
+        layer : int
+        hidden : Array, float32 [T, E]
+        ids : Array, int32 [T, K]
+        results : Array, float32 [T, K, E]
+        """
+
+
+class Decoder(ABC):
+    """A decoder-only transformer, ready to run. Each architecture is a subclass in a file of its own.
+
+    Parameters
+    ----------
+    config : ModelConfig
+    weights : mapping of str to Weight
+        Every tensor that is not a routed expert, by its name in the file. ``output.weight`` is there for a tied
+        head too.
+    ops : Ops
+    buffers : mapping of str to Array
+        The arrays of `strata.gguf.footprint.workspace`; a call uses as many rows as it has tokens.
+    kv : sequence of KvLayer
+        One per layer.
+    experts : Experts
+        Never called for a dense model.
+    """
+
+    rope_style: ClassVar[RopeStyle]
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Weight],
+        ops: Ops,
+        buffers: Mapping[str, Array],
+        kv: Sequence[KvLayer],
+        experts: Experts,
+    ) -> None:
+        self.config = config
+        self.ops = ops
+        self._facts = config.facts
+        self._buffers = buffers
+        self._kv = kv
+        self._experts = experts
+        self._embedding = weights[EMBEDDING]
+        self._output_norm = weights["output_norm.weight"]
+        self._head = weights[HEAD]
+        self._rope = config.rope
+        if ROPE_FACTORS in weights:
+            self._rope = replace(
+                config.rope, inverse_frequencies=config.rope.inverse_frequencies / weights[ROPE_FACTORS]
+            )
+        # Names are looked up once: "attn_q" for "blk.0.attn_q.weight".
+        self._layers: list[dict[str, Weight]] = [{} for _ in range(self._facts.layers)]
+        for name, weight in weights.items():
+            if name.startswith("blk."):
+                _, layer, part = name.removesuffix(".weight").split(".", 2)
+                self._layers[int(layer)][part] = weight
+
+    @classmethod
+    @abstractmethod
+    def tensors(cls, facts: ModelFacts) -> Shapes:
+        """Return the shape of every tensor that a model of this architecture must have."""
+
+    @classmethod
+    def optional_tensors(cls, config: ModelConfig) -> Shapes:
+        """Return the shape of every tensor that it may have besides."""
+        return {}
+
+    @abstractmethod
+    def layer(self, index: int, x: Array, position: int) -> None:
+        """Run one layer in place on the residual stream of the tokens from `position` on, `x` float32 [T, E]."""
+
+    def forward(self, tokens: Array, position: int) -> Array:
+        """Run all layers on a chunk of tokens.
+
+        Parameters
+        ----------
+        tokens : Array, int32 [T]
+            At most as many as the workspace was made for.
+        position : int
+            Of the first token; the KV cache holds all before it.
+
+        Returns
+        -------
+        Array, float32 [T, E]
+            The residual stream before the final norm: a view of a buffer that the next call overwrites.
+        """
+        x = self._buffers["x"][: len(tokens)]
+        self.ops.embed(self._embedding, tokens, x)
+        for index in range(self._facts.layers):
+            self.layer(index, x, position)
+        return x
+
+    def logits(self, x: Array, out: Array) -> None:
+        """Write the logits [T, V] of rows that `forward` gave."""
+        self.ops.head(x, self._output_norm, self.config.eps, self._head, out)
+
+    def _attention(self, index: int, x: Array, position: int, norms: tuple[Weight, Weight] | None) -> None:
+        """Add causal grouped-query attention; `norms` are those of each head of q and k, where there are any."""
+        facts, weights, kv, tokens = self._facts, self._layers[index], self._kv[index], len(x)
+        q, k, v, attended = (self._buffers[name][:tokens] for name in ("q", "k", "v", "attended"))
+        projections = (weights["attn_q"], weights["attn_k"], weights["attn_v"])
+        self.ops.norm_project(x, weights["attn_norm"], self.config.eps, projections, (q, k, v))
+        groups = facts.kv_heads[index]
+        q = q.reshape(tokens, facts.heads, facts.key_length)
+        k = k.reshape(tokens, groups, facts.key_length)
+        v = v.reshape(tokens, groups, facts.value_length)
+        self.ops.rope_append(q, k, v, norms, self.config.eps, self._rope, position, kv)
+        out = attended.reshape(tokens, facts.heads, facts.value_length)
+        self.ops.attend(q, kv, position, facts.key_length**-0.5, out)
+        self.ops.project_add(attended, weights["attn_output"], x)
+
+    def _routed_ffn(self, index: int, x: Array) -> None:
+        """Add the weighted outputs of the experts that the router chooses."""
+        weights, tokens = self._layers[index], len(x)
+        hidden, ids, factors, results = (
+            self._buffers[name][:tokens] for name in ("hidden", "ids", "weights", "results")
+        )
+        config = self.config
+        norm, router = weights["ffn_norm"], weights["ffn_gate_inp"]
+        self.ops.route(x, norm, config.eps, router, config.normalise, hidden, ids, factors)
+        self._experts.run(index, hidden, ids, results)
+        self.ops.combine(results, factors, x)
+
+    def _dense_ffn(self, index: int, x: Array) -> None:
+        """Add a gated feed-forward of all tokens."""
+        weights = self._layers[index]
+        gate, up, down = weights["ffn_gate"], weights["ffn_up"], weights["ffn_down"]
+        self.ops.dense_ffn(x, weights["ffn_norm"], self.config.eps, gate, up, down)
+
+
+def outer_shapes(facts: ModelFacts) -> Shapes:
+    """Return the tensors around the layers."""
+    table = (facts.embedding, facts.vocab)
+    shapes: Shapes = {EMBEDDING: table, "output_norm.weight": (facts.embedding,)}
+    return shapes if facts.tied_head else {**shapes, HEAD: table}
+
+
+def attention_shapes(facts: ModelFacts, layer: int) -> Shapes:
+    """Return the tensors of a layer's `_attention`, head norms not included."""
+    embedding, groups = facts.embedding, facts.kv_heads[layer]
+    return {
+        f"blk.{layer}.attn_norm.weight": (embedding,),
+        f"blk.{layer}.attn_q.weight": (embedding, facts.heads * facts.key_length),
+        f"blk.{layer}.attn_k.weight": (embedding, groups * facts.key_length),
+        f"blk.{layer}.attn_v.weight": (embedding, groups * facts.value_length),
+        f"blk.{layer}.attn_output.weight": (facts.heads * facts.value_length, embedding),
+    }
+
+
+def routed_ffn_shapes(facts: ModelFacts, layer: int) -> Shapes:
+    """Return the tensors of a layer's `_routed_ffn`."""
+    embedding, width, experts = facts.embedding, facts.expert_width, facts.experts
+    return {
+        f"blk.{layer}.ffn_norm.weight": (embedding,),
+        f"blk.{layer}.ffn_gate_inp.weight": (embedding, experts),
+        f"blk.{layer}.ffn_gate_exps.weight": (embedding, width, experts),
+        f"blk.{layer}.ffn_up_exps.weight": (embedding, width, experts),
+        f"blk.{layer}.ffn_down_exps.weight": (width, embedding, experts),
+    }
+
+
+def dense_ffn_shapes(facts: ModelFacts, layer: int) -> Shapes:
+    """Return the tensors of a layer's `_dense_ffn`."""
+    embedding, width = facts.embedding, facts.feed_forward
+    return {
+        f"blk.{layer}.ffn_norm.weight": (embedding,),
+        f"blk.{layer}.ffn_gate.weight": (embedding, width),
+        f"blk.{layer}.ffn_up.weight": (embedding, width),
+        f"blk.{layer}.ffn_down.weight": (width, embedding),
+    }

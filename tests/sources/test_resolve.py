@@ -1,0 +1,45 @@
+"""What MODEL stands for."""
+
+from pathlib import Path
+
+import pytest
+
+from strata.errors import UsageError
+from strata.gguf.reader import open_gguf
+from strata.sources import demo
+from strata.sources.cache import cache_folder
+from strata.sources.resolve import resolve
+
+
+def ignore(what: str, done: int | None, total: int | None) -> None:
+    pass
+
+
+def test_a_path_is_itself(tmp_path: Path) -> None:
+    assert resolve(str(tmp_path / "model.gguf"), progress=ignore) == tmp_path / "model.gguf"
+
+
+def test_demo_is_the_demo_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATA_CACHE_DIR", str(tmp_path))
+    (tmp_path / demo.MODEL).touch()
+    assert resolve("demo", progress=ignore) == tmp_path / demo.MODEL
+
+
+def test_a_hub_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="hf:owner/repo"):
+        resolve("hf:owner/repo", progress=ignore)
+
+
+def test_a_mistyped_path_is_answered_with_near_ones(tmp_path: Path) -> None:
+    (tmp_path / "qwen3-30b.gguf").touch()
+    with pytest.raises(UsageError) as refused:
+        open_gguf(resolve(str(tmp_path / "qwen3-3b.gguf"), progress=ignore))
+    assert str(tmp_path / "qwen3-30b.gguf") in refused.value.remedy
+
+
+def test_the_cache_folder_is_the_chosen_one_or_the_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATA_CACHE_DIR", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("STRATA_CACHE_DIR")
+    assert cache_folder().is_absolute()
+    assert "strata" in cache_folder().parts
