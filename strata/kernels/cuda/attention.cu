@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend(const float* q, const t
 
   float acc[R][8] = {};
   if (threadIdx.x < R) {
-    tops[threadIdx.x] = -INFINITY;
+    tops[threadIdx.x] = minus_infinity();
     sums[threadIdx.x] = 0;
   }
   for (int tile = begin; tile < end; tile += kTileCells) {
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend(const float* q, const t
   }
   if (!last_block(counters + group, active)) return;
   for (int r = warp; r < R; r += kAttendWarps) {
-    float top = -INFINITY;
+    float top = minus_infinity();
     for (int s = 0; s < active; s++) top = fmaxf(top, __ldcg(all + ((size_t)s * R + r) * (D + 2)));
     float sum = 0, o[(D + kWarp - 1) / kWarp] = {};
     for (int s = 0; s < active; s++) {

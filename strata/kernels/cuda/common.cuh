@@ -63,6 +63,8 @@ __device__ __forceinline__ u32 float_to_half(float f) {
   return h;
 }
 
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+
 template <int kLanes = kWarp>
 __device__ __forceinline__ float lane_sum(float v) {
 #pragma unroll

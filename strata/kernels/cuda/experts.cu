@@ -1,5 +1,7 @@
 // The experts of a token: gate and up with SiLU, then down, the weighted sum in rank order and the residual.
 
+constexpr int kGateUpThreads = 256, kDownThreads = 512;
+
 struct ExpertPool {  // slot s of a layer lies at base + s * stride, its matrices at these offsets within
   const u8* base;
   u64 stride, gate, up, down;
@@ -7,7 +9,7 @@ struct ExpertPool {  // slot s of a layer lies at base + s * stride, its matrice
 
 // activation[t, r, f] = silu(gate h_t) * (up h_t) of the expert in slots[t, r]. Grid: (row blocks, tokens * top_k).
 template <class Gate, class Up>
-__global__ void __launch_bounds__(kMaxThreads) expert_gate_up(const ExpertPool pool, const int* slots,
+__global__ void __launch_bounds__(kGateUpThreads) expert_gate_up(const ExpertPool pool, const int* slots,
                                                               const float* hidden, float* activation, int e, int f,
                                                               int top_k) {
   static_assert(Gate::kLanes == Up::kLanes);
@@ -39,7 +41,7 @@ __global__ void __launch_bounds__(kMaxThreads) expert_gate_up(const ExpertPool p
 // residual[t] += sum over ranks, in rank order, of weights[t, r] * down(activation[t, r]). Warps of a block go through
 // the ranks of a few rows; the ranks' results meet in shared memory. Grid: (row blocks, tokens).
 template <class Down>
-__global__ void __launch_bounds__(kMaxThreads) expert_down(const ExpertPool pool, const int* slots, const float* weights,
+__global__ void __launch_bounds__(kDownThreads) expert_down(const ExpertPool pool, const int* slots, const float* weights,
                                                            const float* activation, float* residual, int e, int f,
                                                            int top_k) {
   extern __shared__ float4 shared[];

@@ -60,7 +60,7 @@ __device__ __forceinline__ void project_tile(int tile, const Segment& seg, int b
 
 // out (+)= rms(x, norm) @ weight.T for up to four weights; `norm` may be null. Grid: (blocks, ceil(tokens / NT)).
 template <bool kAdd, int NT, class... Tiles>
-__global__ void __launch_bounds__(kMaxThreads) project(const Segments segments, const float* x, const float* norm,
+__global__ void __launch_bounds__(512) project(const Segments segments, const float* x, const float* norm,
                                                        float eps, int k, int tokens) {
   let_next_start();
   int i = 0;

@@ -5,11 +5,11 @@ template <int kPerLane>
 __device__ __forceinline__ void choose(const float* logits, int n, int top_k, bool normalise, const int* slot_of,
                                        int* ids, int* slots, float* weights) {
   int lane = threadIdx.x % kWarp;
-  float p[kPerLane], top = -INFINITY, sum = 0;
+  float p[kPerLane], top = minus_infinity(), sum = 0;
 #pragma unroll
   for (int i = 0; i < kPerLane; i++) {
     int e = i * kWarp + lane;
-    p[i] = e < n ? __ldcg(logits + e) : -INFINITY;
+    p[i] = e < n ? __ldcg(logits + e) : minus_infinity();
     top = fmaxf(top, p[i]);
   }
   top = warp_max(top);
@@ -57,7 +57,7 @@ __device__ __forceinline__ void choose(const float* logits, int n, int top_k, bo
 // hidden = rms(x, norm); ids, slots and weights [tokens, top_k] of the chosen experts. `logits` [tokens, n] and
 // `counter` (zero) are scratch. One row of the router per group of lanes; the last block chooses. Grid: (row blocks).
 template <int kPerLane, int NT, class T>
-__global__ void __launch_bounds__(kMaxThreads) route(const u8* router, const float* x, const float* norm, float eps,
+__global__ void __launch_bounds__(128) route(const u8* router, const float* x, const float* norm, float eps,
                                                      int e, int n, int tokens, int top_k, int normalise,
                                                      const int* slot_of, float* hidden, float* logits, u32* counter,
                                                      int* ids, int* slots, float* weights) {
