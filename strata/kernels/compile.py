@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache, partial
@@ -96,15 +96,22 @@ def compile_kernels(
     if not missing:
         return ready
     folder.mkdir(parents=True, exist_ok=True)
-    workers = min(len(missing), os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        jobs = {pool.submit(_compile, kernel, arch): kernel for kernel in missing}
-        for job in as_completed(jobs):
-            kernel = jobs[job]
-            ready[kernel] = job.result()
-            _write(paths[kernel], ready[kernel])
-            progress(len(ready), len(paths))
+    for kernel, compiled in _compile_all(missing, arch):
+        ready[kernel] = compiled
+        _write(paths[kernel], compiled)
+        progress(len(ready), len(paths))
     return ready
+
+
+def _compile_all(kernels: list[Kernel], arch: int) -> Iterator[tuple[Kernel, Compiled]]:
+    if len(kernels) == 1:  # starting a process takes longer
+        yield kernels[0], _compile(kernels[0], arch)
+        return
+    workers = min(len(kernels), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        jobs = {pool.submit(_compile, kernel, arch): kernel for kernel in kernels}
+        for job in as_completed(jobs):
+            yield jobs[job], job.result()
 
 
 def cache_folder() -> Path:
@@ -124,7 +131,7 @@ def _grid() -> str:
     import numpy as np
     from gguf.quants import IQ3_S
 
-    IQ3_S.init_grid()
+    IQ3_S.init_grid()  # type: ignore[no-untyped-call]
     words = np.asarray(IQ3_S.grid).reshape(512, 4).astype(np.uint8).view("<u4").ravel()
     return f"#define IQ3_S_GRID {','.join(f'{word}u' for word in words)}"
 
@@ -210,4 +217,4 @@ def _write(path: Path, compiled: Compiled) -> None:
     }
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(json.dumps(facts).encode() + b"\n" + compiled.cubin)
-    os.replace(file.name, path)
+    Path(file.name).replace(path)

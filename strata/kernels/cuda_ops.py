@@ -222,9 +222,9 @@ class CudaOps:
         )
 
     def experts_add(self, hidden: Array, pool: CudaSlots, slots: Array, weights: Array, residual: Array) -> None:
-        """Add the weighted experts: ``residual[t] += sum over ranks, in rank order, of weights * down(silu(gate) * up)``.
+        """Add the weighted experts: ``residual[t] += sum over ranks of weights[t, r] * down(silu(gate) * up)``.
 
-        hidden and residual [T, E], slots int32 and weights float32 [T, K].
+        hidden and residual [T, E], slots int32 and weights float32 [T, K]; the sum is in rank order.
         """
         tokens, embedding = hidden.shape
         top_k = slots.shape[1]
