@@ -26,7 +26,7 @@ from strata.errors import KernelError
 
 _SOURCES = Path(__file__).with_name("cuda")
 _HEADERS = ("common.cuh", "blocks.cuh", "gemv.cuh")
-_OPTIONS = ("-std=c++17", "--ptxas-options=-v")
+_OPTIONS = ("-std=c++17", "--ptxas-options=-v", "--no-cache")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_WARP = 32
+
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
@@ -33,14 +35,14 @@ class BlockLayout:
 
 
 LAYOUTS = {
-    "F32": BlockLayout(1, 4, 4, 8),
-    "F16": BlockLayout(1, 2, 8, 8),
-    "BF16": BlockLayout(1, 2, 8, 8),
-    "Q8_0": BlockLayout(32, 34, 16, 4, ((2, 32), (0, 2))),
+    "F32": BlockLayout(1, 4, 4, 4),
+    "F16": BlockLayout(1, 2, 8, 4),
+    "BF16": BlockLayout(1, 2, 8, 4),
+    "Q8_0": BlockLayout(32, 34, 32, 2, ((2, 32), (0, 2))),
     "Q4_0": BlockLayout(32, 18, 32, 4, ((2, 16), (0, 2))),
     "Q4_1": BlockLayout(32, 20, 32, 4, ((4, 16), (0, 4))),
     "Q4_K": BlockLayout(256, 144, 64, 2),
-    "Q5_K": BlockLayout(256, 176, 64, 2),
+    "Q5_K": BlockLayout(256, 176, 64, 1),
     "Q6_K": BlockLayout(256, 210, 64, 2, ((0, 128), (128, 64), (192, 16), (208, 2))),
     "IQ3_S": BlockLayout(256, 110, 32, 4, ((2, 64), (74, 32), (66, 8), (106, 4), (0, 2))),
     "IQ4_XS": BlockLayout(256, 136, 32, 4, ((8, 128), (0, 8))),
@@ -50,35 +52,39 @@ LAYOUTS = {
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a group of lanes reads a row: a function of the row's type and length alone, so that its sum is too.
+    """How a group of lanes reads its rows.
 
     Attributes
     ----------
     type : str
     lanes : int
-        Lanes of a group, a power of two up to 32.
+        Lanes of a group, a power of two up to 32: a function of the row's type and length alone, as a row's sum
+        depends on it.
     depth : int
-        Units a lane has in flight.
+        Units of a row that a lane has in flight.
+    rows : int
+        Rows of a group; every activation that is read serves them all.
     """
 
     type: str
     lanes: int
     depth: int
+    rows: int
 
     @classmethod
-    def of(cls, type_: str, columns: int) -> Tile:
-        """Return the tile for rows of `columns`: enough lanes that each has about `depth` units of the row."""
+    def of(cls, type_: str, columns: int, rows: int = 2, limit: int = 0) -> Tile:
+        """Return the tile for rows of `columns`, with at most `limit` units in flight (0: the type's own depth)."""
         layout = LAYOUTS[type_]
         units = columns // layout.unit
         lanes = 4
-        while lanes < 32 and lanes * 2 * layout.depth <= units:
+        while lanes < _WARP and lanes * 2 * layout.depth <= units:
             lanes *= 2
         each = -(-units // lanes)
-        rounds = -(-each // (layout.depth + layout.depth // 2))
-        return cls(type_, lanes, -(-each // rounds))
+        rounds = -(-each // (limit or layout.depth + layout.depth // 2))
+        return cls(type_, lanes, -(-each // rounds), rows)
 
     def __str__(self) -> str:
-        return f"Tile<{self.type},{self.lanes},{self.depth}>"
+        return f"Tile<{self.type},{self.lanes},{self.depth},{self.rows}>"
 
 
 def row_bytes(type_: str, columns: int) -> int:

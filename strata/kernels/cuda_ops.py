@@ -18,10 +18,14 @@ from strata.kernels.cuda_layout import LAYOUTS, Tile
 from strata.kernels.launch import Argument, LoadedKernel
 from strata.kernels.ops import Array, KvLayer, Rope, RopeStyle
 
-SPLITS = 32  # of the KV cache in attention, at most
+_SPLITS = 32  # of the KV cache in attention (kSplits in cuda/attention.cu)
+_FRESH = 8  # most tokens that attention appends by itself (kFresh there)
 _WARP = 32
-_MAX_THREADS = 512
+_PROJECT_THREADS = 384  # most of a block (kProjectThreads in cuda/project.cu)
+_GATE_UP_THREADS = 128
+_ROUTE_THREADS = 128
 _TOKENS = 4  # tokens that one pass over a weight serves
+_HEAD_ROWS = 16384  # a matrix of more rows is walked, and its tiles have more rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,14 @@ class _Segment(ctypes.Structure):
 
 class _Segments(ctypes.Structure):
     _fields_ = (("at", _Segment * 4), ("count", ctypes.c_int), ("blocks", ctypes.c_int))
+
+
+class _Heads(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "q_norm", "k_norm", "frequencies")),
+        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("dims", "heads", "kv_heads")),
+    )
 
 
 class _Pool(ctypes.Structure):
@@ -138,7 +150,7 @@ class CudaOps:
             start += size
         blocks = out.nbytes // layout.nbytes
         grid = (-(-out.nbytes // (4 * 256)),)
-        self._launch("layout", "to_planes", grid, 256, _address(source), out, ctypes.c_uint64(blocks), planes)
+        self._launch("layout", "to_planes", grid, 256, ctypes.c_void_p(source), out, ctypes.c_uint64(blocks), planes)
 
     def norm_project(
         self, x: Array, norm: Array, eps: float, weights: Sequence[CudaWeight], outs: Sequence[Array]
@@ -154,7 +166,7 @@ class CudaOps:
         """See `strata.kernels.ops.Ops.head`."""
         self._project(x, norm, eps, [weight], [logits], add=False)
 
-    def rope_append(
+    def attention(
         self,
         q: Array,
         k: Array,
@@ -164,33 +176,30 @@ class CudaOps:
         rope: Rope,
         position: Array,
         kv: KvLayer,
+        scale: float,
+        out: Array,
     ) -> None:
-        """See `strata.kernels.ops.Ops.rope_append`."""
+        """See `strata.kernels.ops.Ops.attention`; `q` is left as it is."""
         tokens, heads, size = q.shape
         groups = k.shape[1]
-        q_norm, k_norm = norms or (None, None)
-        neox = str(rope.style is RopeStyle.NEOX).lower()
-        self._launch(
-            "attention",
-            f"rope_append<{size},{neox},{_cell(kv.keys)}>",
-            (-(-(heads + 2 * groups) // 4), tokens),
-            128,
-            *(q, k, v, q_norm, k_norm, eps, rope.inverse_frequencies, rope.dims, position, heads, groups),
-            *(kv.keys, kv.values),
+        q_norm, k_norm = (_pointer(norm) for norm in norms or (None, None))
+        prepared = _Heads(
+            *(_pointer(each) for each in (q, k, v)),
+            *(q_norm, k_norm, _pointer(rope.inverse_frequencies), eps, rope.dims, heads, groups),
         )
-
-    def attend(self, q: Array, kv: KvLayer, position: Array, scale: float, out: Array) -> None:
-        """See `strata.kernels.ops.Ops.attend`."""
-        tokens, heads, size = q.shape
-        groups = kv.keys.shape[1]
-        together = heads_together(heads, groups)
+        together = heads_together(heads, groups, size)
+        neox = str(rope.style is RopeStyle.NEOX).lower()
+        cell = "KvF16" if kv.keys.dtype == cupy.float16 else "KvF32"
+        if tokens > _FRESH:
+            grid = (-(-2 * groups // 4), tokens)
+            arguments = (prepared, position, kv.keys, kv.values)
+            self._launch("attention", f"append<{size},{neox},{cell}>", grid, 128, *arguments)
         self._launch(
             "attention",
-            f"attend<{size},{together},{_cell(kv.keys)}>",
-            (SPLITS, heads // together, tokens),
+            f"attend<{size},{together},{neox},{str(tokens <= _FRESH).lower()},{cell}>",
+            (_SPLITS, heads // together, tokens),
             256,
-            *(q, kv.keys, kv.values, position, scale, heads, groups, out),
-            *(self._scratch["partial"], self._scratch["counters"]),
+            *(prepared, position, kv.keys, kv.values, scale, out, self._scratch["partial"], self._scratch["counters"]),
         )
 
     def route(
@@ -208,14 +217,13 @@ class CudaOps:
     ) -> None:
         """See `strata.kernels.ops.Ops.route`; `slots` [T, K] becomes `slot_of` of `ids`, or `ids` itself."""
         tokens, embedding = x.shape
-        tile = Tile.of(router.type, embedding)
+        tile = Tile.of(router.type, embedding, rows=1, limit=16)
         together = min(tokens, _TOKENS)
-        per_lane = -(-router.rows // _WARP)
         self._launch(
             "route",
-            f"route<{per_lane},{together},{tile}>",
-            (-(-router.rows * tile.lanes // 128),),
-            128,
+            f"route<{together},{tile}>",
+            (-(-router.rows * tile.lanes // _ROUTE_THREADS),),
+            _ROUTE_THREADS,
             *(router.data, x, norm, eps, embedding, router.rows, tokens, ids.shape[1], int(normalise), slot_of),
             *(hidden, self._scratch["logits"], self._scratch["counters"], ids, slots, weights),
             shared=_staged(embedding, together),
@@ -232,25 +240,26 @@ class CudaOps:
         width = activation.shape[-1]
         structure = _Pool(pool.data.data.ptr, pool.stride, pool.gate, pool.up, pool.down)
         gate, up = Tile.of(pool.gate_type, embedding), Tile.of(pool.up_type, embedding)
-        threads = 256
+        rows = _GATE_UP_THREADS // gate.lanes * gate.rows
         self._launch(
             "experts",
             f"expert_gate_up<{gate},{up}>",
-            (-(-width * gate.lanes // threads), tokens * top_k),
-            threads,
+            (-(-width // rows), tokens * top_k),
+            _GATE_UP_THREADS,
             *(structure, slots, hidden, activation, embedding, width, top_k),
             shared=_staged(embedding, 1),
         )
         down = Tile.of(pool.down_type, width)
-        sets = max(1, 16 // top_k)
-        rows = sets * _WARP // down.lanes
+        sets = max(1, 8 // top_k)  # warps that share a rank
+        rows = sets * _WARP // down.lanes * down.rows
+        threads = sets * top_k * _WARP
         self._launch(
             "experts",
-            f"expert_down<{down}>",
+            f"expert_down<{down},{threads}>",
             (-(-embedding // rows), tokens),
-            sets * top_k * _WARP,
+            threads,
             *(structure, slots, weights, activation, residual, embedding, width, top_k),
-            shared=_staged(top_k * width, 1) + 4 * top_k * rows,
+            shared=_staged(top_k * width, 1) + 4 * top_k * (rows + 1),
         )
 
     def _project(
@@ -263,18 +272,19 @@ class CudaOps:
         add: bool,
     ) -> None:
         tokens, columns = x.shape
-        tiles = [Tile.of(weight.type, columns) for weight in weights]
+        walked = len(weights) == 1 and weights[0].rows > _HEAD_ROWS
+        tiles = [Tile.of(weight.type, columns, *((4, 1) if walked else ())) for weight in weights]
         kinds = list(dict.fromkeys(tiles))
         together = min(tokens, _TOKENS)
-        # One block a processor where a single wave does it; a large matrix is walked by two.
-        lanes = sum(weight.rows * tile.lanes for weight, tile in zip(weights, tiles, strict=True))
-        threads = min(_MAX_THREADS, max(128, -(-lanes // self._processors // _WARP) * _WARP))
+        # One block a processor where a single wave does it; a large matrix is walked by a few.
+        lanes = sum(weight.rows * tile.lanes // tile.rows for weight, tile in zip(weights, tiles, strict=True))
+        threads = min(_PROJECT_THREADS, max(128, -(-lanes // self._processors // _WARP) * _WARP))
         segments = _Segments(count=len(weights))
         first = 0
         for i, (weight, tile, out) in enumerate(zip(weights, tiles, outs, strict=True)):
             segments.at[i] = _Segment(weight.data.data.ptr, out.data.ptr, weight.rows, kinds.index(tile), first)
-            blocks = -(-weight.rows // (threads // tile.lanes))
-            first += min(blocks, 2 * self._processors) if len(weights) == 1 else blocks
+            blocks = -(-weight.rows // (threads // tile.lanes * tile.rows))
+            first += self._processors if walked else blocks
         segments.blocks = first
         names = ",".join(map(str, kinds))
         self._launch(
@@ -310,29 +320,25 @@ class CudaOps:
         self._kernels[kernel](grid, threads, arguments, cupy.cuda.get_current_stream().ptr, shared)
 
 
-def heads_together(heads: int, groups: int) -> int:
-    """Return how many query heads of a KV head one block of attention takes: its largest divisor up to 8."""
+def heads_together(heads: int, groups: int, size: int) -> int:
+    """Return how many query heads of a KV head one block of attention takes: a divisor, 1024 floats at most."""
     each = heads // groups
-    return next(r for r in range(min(8, each), 0, -1) if each % r == 0)
+    return next(r for r in range(min(8, each, 1024 // size), 0, -1) if each % r == 0)
 
 
 def partial_size(tokens: int, heads: int, value_length: int) -> int:
     """Return the floats of the scratch ``partial`` for calls of up to `tokens`."""
-    return tokens * heads * SPLITS * (value_length + 2)
+    return tokens * heads * _SPLITS * (value_length + 2)
 
 
 def _staged(columns: int, tokens: int) -> int:
     """Bytes of shared memory that `tokens` staged rows take (``staged`` in cuda/gemv.cuh)."""
-    padded = columns + columns // 64 * 4
-    return 4 * tokens * ((padded + 3) // 4 * 4 + (columns + 15) // 16)
+    padded = columns + columns // 128 * 36 + (columns & 64) // 4
+    return 4 * tokens * (padded + (columns + 15) // 16)
 
 
-def _cell(cells: Array) -> str:
-    return "KvF16" if cells.dtype == cupy.float16 else "KvF32"
-
-
-def _address(pointer: int) -> Argument:
-    return ctypes.c_void_p(pointer)
+def _pointer(array: Array | None) -> int:
+    return 0 if array is None else int(array.data.ptr)
 
 
 def _argument(value: Any) -> Argument:

@@ -137,8 +137,8 @@ class GpuModel:
         b, ops, x = self.b, self.ops, self.b["x"]
         ops.norm_project(x, layer["attn_norm"], 1e-6, (layer["q"], layer["k"], layer["v"]), (b["q"], b["k"], b["v"]))
         norms = (layer["q_norm"], layer["k_norm"])
-        ops.rope_append(b["q"], b["k"], b["v"], norms, 1e-6, self.rope, self.position, layer["kv"])
-        ops.attend(b["q"], layer["kv"], self.position, self.shape.d**-0.5, b["attended"])
+        args = (norms, 1e-6, self.rope, self.position, layer["kv"], self.shape.d**-0.5, b["attended"])
+        ops.attention(b["q"], b["k"], b["v"], *args)
         ops.project_add(b["attended"].reshape(len(x), -1), layer["o"], x)
 
     def feed_forward(self, layer: dict[str, Any]) -> None:

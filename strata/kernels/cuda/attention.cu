@@ -1,18 +1,22 @@
-// Attention of a few new tokens over the KV cache: rotate and append, then split-KV attention with grouped heads.
+// Attention over the KV cache: per-head norm, rotary embedding and append, then split-KV attention with grouped heads.
 
 struct KvF32 {
   using Cell = float;
-  static __device__ __forceinline__ void store(Cell* p, float v) { *p = v; }
-  static __device__ __forceinline__ void load(const Cell* p, float (&v)[8]) {
-    float4 a = *(const float4*)p, b = *(const float4*)(p + 4);
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+  struct Raw {
+    float4 a, b;
+  };
+  static __device__ __forceinline__ Cell pack(float v) { return v; }
+  static __device__ __forceinline__ Raw fetch(const Cell* p) { return {*(const float4*)p, *(const float4*)(p + 4)}; }
+  static __device__ __forceinline__ void unpack(const Raw& r, float (&v)[8]) {
+    v[0] = r.a.x, v[1] = r.a.y, v[2] = r.a.z, v[3] = r.a.w, v[4] = r.b.x, v[5] = r.b.y, v[6] = r.b.z, v[7] = r.b.w;
   }
 };
 struct KvF16 {
   using Cell = u16;
-  static __device__ __forceinline__ void store(Cell* p, float v) { *p = (u16)float_to_half(v); }
-  static __device__ __forceinline__ void load(const Cell* p, float (&v)[8]) {
-    uint4 w = *(const uint4*)p;
+  using Raw = uint4;
+  static __device__ __forceinline__ Cell pack(float v) { return (u16)float_to_half(v); }
+  static __device__ __forceinline__ Raw fetch(const Cell* p) { return *(const uint4*)p; }
+  static __device__ __forceinline__ void unpack(const Raw& w, float (&v)[8]) {
     v[0] = half_to_float(w.x), v[1] = half_to_float(w.x >> 16), v[2] = half_to_float(w.y);
     v[3] = half_to_float(w.y >> 16), v[4] = half_to_float(w.z), v[5] = half_to_float(w.z >> 16);
     v[6] = half_to_float(w.w), v[7] = half_to_float(w.w >> 16);
@@ -35,40 +39,32 @@ __device__ __forceinline__ void sine_cosine(float a, float& sine, float& cosine)
   if (quadrant == 1 || quadrant == 2) cosine = -cosine;
 }
 
-// Per-head norm (norms may be null), rotary embedding, and append. One warp a head: q heads in place, k heads rotated
-// into the cache, v heads copied into it. q [T, H, D], k and v [T, G, D]. Grid: (blocks of warps, T).
-template <int D, bool kNeox, class Kv>
-__global__ void __launch_bounds__(128) rope_append(float* q, const float* k, const float* v, const float* q_norm,
-                                                   const float* k_norm, float eps, const float* frequencies, int dims,
-                                                   const int* position, int heads, int kv_heads,
-                                                   typename Kv::Cell* keys, typename Kv::Cell* values) {
-  constexpr int kPairs = D / 2, kPerLane = (kPairs + kWarp - 1) / kWarp;  // pairs of a lane: (a, b) rotate together
-  let_next_start();
-  wait_for_previous();
-  int head = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp, lane = threadIdx.x % kWarp, t = blockIdx.y;
-  if (head >= heads + 2 * kv_heads) return;
-  int cell = *position + t;
-  bool is_q = head < heads, is_v = head >= heads + kv_heads;
-  int g = is_q ? head : (head - heads) % kv_heads;
-  const float* in = is_q ? q + ((size_t)t * heads + g) * D : (is_v ? v : k) + ((size_t)t * kv_heads + g) * D;
-  const float* norm = is_q ? q_norm : is_v ? nullptr : k_norm;
-  size_t at = ((size_t)cell * kv_heads + g) * D;
+// How heads are prepared: norms over each head (may be null), then the rotation of the first `dims` columns.
+struct Heads {
+  const float *q, *k, *v;  // [T, H, D], [T, G, D], [T, G, D] as projected
+  const float *q_norm, *k_norm, *frequencies;
+  float eps;
+  int dims, heads, kv_heads;
+};
 
-  int column_a[kPerLane], column_b[kPerLane];
+// One warp prepares one head, `in` D floats of the token at `cell`, and hands each column's value to `write`.
+template <int D, bool kNeox, class Write>
+__device__ __forceinline__ void prepare_head(const Heads& h, const float* in, const float* norm, bool rotates, int cell,
+                                             Write write) {
+  constexpr int kPairs = D / 2, kPerLane = (kPairs + kWarp - 1) / kWarp;  // columns a and b of a pair rotate together
+  int lane = threadIdx.x % kWarp, column_a[kPerLane], column_b[kPerLane];
   float a[kPerLane], b[kPerLane], square = 0;
 #pragma unroll
   for (int i = 0; i < kPerLane; i++) {
     int p = i * kWarp + lane;
-    bool rotated = 2 * p < dims;
-    column_a[i] = rotated && kNeox ? p : 2 * p;
-    column_b[i] = rotated && kNeox ? p + dims / 2 : 2 * p + 1;
-    a[i] = b[i] = 0;
-    if (p >= kPairs) continue;
-    a[i] = in[column_a[i]];
-    b[i] = in[column_b[i]];
+    bool split = kNeox && 2 * p < h.dims;
+    column_a[i] = split ? p : 2 * p;
+    column_b[i] = split ? p + h.dims / 2 : 2 * p + 1;
+    a[i] = p < kPairs ? in[column_a[i]] : 0;
+    b[i] = p < kPairs ? in[column_b[i]] : 0;
     square += a[i] * a[i] + b[i] * b[i];
   }
-  float inverse = norm ? 1.0f / sqrtf(lane_sum(square) / D + eps) : 1.0f;
+  float inverse = norm ? 1.0f / sqrtf(lane_sum(square) / D + h.eps) : 1.0f;
 #pragma unroll
   for (int i = 0; i < kPerLane; i++) {
     int p = i * kWarp + lane;
@@ -78,75 +74,153 @@ __global__ void __launch_bounds__(128) rope_append(float* q, const float* k, con
       b[i] *= inverse * norm[column_b[i]];
     }
     float s = 0, c = 1;
-    if (!is_v && 2 * p < dims) sine_cosine((float)cell * frequencies[p], s, c);
-    float x = a[i] * c - b[i] * s, y = b[i] * c + a[i] * s;
-    if (is_q) {
-      q[((size_t)t * heads + g) * D + column_a[i]] = x;
-      q[((size_t)t * heads + g) * D + column_b[i]] = y;
-    } else {
-      typename Kv::Cell* out = (is_v ? values : keys) + at;
-      Kv::store(out + column_a[i], x);
-      Kv::store(out + column_b[i], y);
-    }
+    if (rotates && 2 * p < h.dims) sine_cosine((float)cell * h.frequencies[p], s, c);
+    write(column_a[i], a[i] * c - b[i] * s);
+    write(column_b[i], b[i] * c + a[i] * s);
   }
 }
 
-constexpr int kAttendThreads = 256, kAttendWarps = kAttendThreads / kWarp, kTileCells = 256;
-
-// Cells of one split: a function of the number of cells alone, so that results depend on position and shape only.
-__device__ __forceinline__ int split_cells(int cells, int splits) {
-  int each = (cells + splits - 1) / splits;
-  return (each + 31) / 32 * 32;
-}
-
-// Causal attention of q [T, H, D] over cells 0 .. position + t; out [T, H, D]. A block takes one split of the cells and
-// R query heads of one KV head; the last block of a (token, heads) group joins the splits in order. `partial` holds
-// [T, H / R, splits, R, D + 2] floats, `counters` [T, H / R] zeros. Grid: (splits, H / R, T).
-template <int D, int R, class Kv>
-__global__ void __launch_bounds__(kAttendThreads) attend(const float* q, const typename Kv::Cell* keys,
-                                                         const typename Kv::Cell* values, const int* position,
-                                                         float scale, int heads, int kv_heads, float* out,
-                                                         float* partial, u32* counters) {
-  constexpr int kLanes = D / 8, kCells = kAttendThreads / kLanes;  // lanes of a cell, cells side by side
-  constexpr int kStride = R + 4 - R % 4;
-  __shared__ float4 scores4[kTileCells * kStride / 4];             // [cell][head]
-  __shared__ float4 joined4[kAttendWarps / 2 * R * D / 4];         // halves of the block's sums
-  __shared__ float tops[R], sums[R], fade[R];
-  float *scores = (float*)scores4, *joined = (float*)joined4;
+// Prepares and appends the keys and values of T tokens from cell *position on. One warp a head. Grid: (warps, T).
+template <int D, bool kNeox, class Kv>
+__global__ void __launch_bounds__(128) append(const Heads h, const int* position, typename Kv::Cell* keys,
+                                              typename Kv::Cell* values) {
   let_next_start();
   wait_for_previous();
-  int split = blockIdx.x, splits = gridDim.x, first_head = blockIdx.y * R, t = blockIdx.z;
-  int cells = *position + t + 1, each = split_cells(cells, splits), active = (cells + each - 1) / each;
-  if (split >= active) return;
-  int begin = split * each, end = min(cells, begin + each), g = first_head / (heads / kv_heads);
-  int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = threadIdx.x % kLanes, side = threadIdx.x / kLanes;
+  int head = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp, t = blockIdx.y;
+  if (head >= 2 * h.kv_heads) return;
+  bool is_key = head < h.kv_heads;
+  int g = head % h.kv_heads, cell = *position + t;
+  typename Kv::Cell* out = (is_key ? keys : values) + ((size_t)cell * h.kv_heads + g) * D;
+  prepare_head<D, kNeox>(h, (is_key ? h.k : h.v) + ((size_t)t * h.kv_heads + g) * D, is_key ? h.k_norm : nullptr, is_key,
+                         cell, [&](int c, float v) { out[c] = Kv::pack(v); });
+}
 
-  float acc[R][8] = {};
+constexpr int kAttendThreads = 256, kAttendWarps = kAttendThreads / kWarp, kTileCells = 256, kSplits = 32;
+constexpr int kFresh = 8;   // the most new tokens that attend() appends itself
+constexpr int kAhead = 4;   // loads of keys or values that a lane has in flight
+
+// Cells of one split: a function of the number of cells alone, so that results depend on position and shape only.
+__device__ __forceinline__ int split_cells(int cells) { return ((cells + kSplits - 1) / kSplits + 31) / 32 * 32; }
+
+// Sums s[0 .. R - 1] over kLanes lanes. Where R is a power of two, lane `part` gets the sum of head part * R / kLanes, with
+// fewer exchanges than one butterfly a head takes; elsewhere all lanes get all sums.
+template <int R, int kLanes>
+struct HeadSum {
+  static constexpr bool kSpread = (R & (R - 1)) == 0 && R <= kLanes;
+  static __device__ __forceinline__ void run(float (&s)[R], int part) {
+    if constexpr (!kSpread) {
+#pragma unroll
+      for (int r = 0; r < R; r++) s[r] = lane_sum<kLanes>(s[r]);
+    } else {
+      int o = kLanes / 2;
+#pragma unroll
+      for (int n = R / 2; n > 0; n /= 2, o /= 2) {
+        bool upper = part & o;
+#pragma unroll
+        for (int i = 0; i < n; i++) {
+          float send = upper ? s[i] : s[i + n], keep = upper ? s[i + n] : s[i];
+          s[i] = keep + __shfl_xor_sync(kAllLanes, send, o);
+        }
+      }
+#pragma unroll
+      for (; o > 0; o /= 2) s[0] += __shfl_xor_sync(kAllLanes, s[0], o);
+    }
+  }
+};
+
+// Causal attention of T tokens from cell *position on: token t over cells 0 .. *position + t; out [T, H, D]. With kAppends
+// (T <= kFresh) it also appends their keys and values; otherwise append() has done so.
+//
+// A block takes one split of the cells and R query heads of one KV head; the last block of a (token, heads) group joins
+// the splits in order. A new cell is computed by each block that attends to it, and written by one. `partial` holds
+// [T, H / R] times kSplits * R * (D + 2) floats, `counters` [T, H / R] zeros. Grid: (kSplits, H / R, T).
+template <int D, int R, bool kNeox, bool kAppends, class Kv>
+__global__ void __launch_bounds__(kAttendThreads) attend(const Heads h, const int* position, typename Kv::Cell* keys,
+                                                         typename Kv::Cell* values, float scale, float* out,
+                                                         float* partial, u32* counters) {
+  using Cell = typename Kv::Cell;
+  constexpr int kLanes = D / 8, kCells = kAttendThreads / kLanes;  // lanes of a cell, cells side by side
+  constexpr int kStride = R + 4 - R % 4;
+  __shared__ float4 scores4[kTileCells * kStride / 4];      // [cell][head]
+  __shared__ float4 joined4[kAttendWarps / 2 * R * D / 4];  // halves of the block's sums; before that the queries
+  __shared__ uint4 fresh[2][kAppends ? kFresh * D * sizeof(Cell) / 16 : 1];
+  __shared__ float tops[R], sums[R], fade[R];
+  float *scores = (float*)scores4, *joined = (float*)joined4;
+  Cell *fresh_keys = (Cell*)fresh[0], *fresh_values = (Cell*)fresh[1];
+  let_next_start();
+  wait_for_previous();
+  int first = *position, first_head = blockIdx.y * R, t = blockIdx.z;
+  int cells = first + t + 1, each = split_cells(cells), active = (cells + each - 1) / each;
+  if (blockIdx.x >= active) return;
+  int begin = blockIdx.x * each, end = min(cells, begin + each), heads_of_one = h.heads / h.kv_heads;
+  int g = first_head / heads_of_one, lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  int part = threadIdx.x % kLanes, side = threadIdx.x / kLanes;
+  int fresh_begin = kAppends ? max(begin, first) : end, items = R + 2 * max(0, end - fresh_begin);
+
+  for (int item = warp; item < items; item += kAttendWarps) {
+    if (item < R) {
+      float* to = joined + item * D;
+      prepare_head<D, kNeox>(h, h.q + ((size_t)t * h.heads + first_head + item) * D, h.q_norm, true, first + t,
+                             [&](int c, float v) { to[c] = v * scale; });
+    } else if constexpr (kAppends) {
+      bool is_key = item % 2 == R % 2;
+      int cell = fresh_begin + (item - R) / 2;
+      size_t at = ((size_t)cell * h.kv_heads + g) * D;
+      Cell *to = (is_key ? fresh_keys : fresh_values) + (cell - fresh_begin) * D, *cache = (is_key ? keys : values) + at;
+      bool writes = cell == first + t && first_head % heads_of_one == 0;
+      prepare_head<D, kNeox>(h, (is_key ? h.k : h.v) + ((size_t)(cell - first) * h.kv_heads + g) * D,
+                             is_key ? h.k_norm : nullptr, is_key, cell, [&](int c, float v) {
+                               to[c] = Kv::pack(v);
+                               if (writes) cache[c] = to[c];
+                             });
+    }
+  }
   if (threadIdx.x < R) {
     tops[threadIdx.x] = minus_infinity();
     sums[threadIdx.x] = 0;
   }
+  auto fetch = [&](const Cell* cached, const Cell* news, int cell) {
+    bool is_new = kAppends && cell >= fresh_begin;
+    const Cell* from = is_new ? news + (cell - fresh_begin) * D : cached + ((size_t)cell * h.kv_heads + g) * D;
+    return Kv::fetch(from + part * 8);
+  };
+  __syncthreads();
+  float query[R][8];
+#pragma unroll
+  for (int r = 0; r < R; r++) KvF32::unpack(KvF32::fetch(joined + r * D + part * 8), query[r]);
+
+  float acc[R][8] = {};
   for (int tile = begin; tile < end; tile += kTileCells) {
     int count = min(kTileCells, end - tile);
-    {
-      float query[R][8];
-      const float* from = q + ((size_t)t * heads + first_head) * D + part * 8;
+    typename Kv::Raw raw[kAhead];
+    for (int base = 0; base < count; base += kCells * kAhead) {
 #pragma unroll
-      for (int r = 0; r < R; r++) KvF32::load(from + r * D, query[r]);
-      for (int base = 0; base < count; base += kCells) {  // whole warps stay for the butterfly
-        int c = base + side;
-        float key[8];
-        Kv::load(keys + ((size_t)(tile + min(c, count - 1)) * kv_heads + g) * D + part * 8, key);
+      for (int a = 0; a < kAhead; a++)
+        if (base + a * kCells < count)
+          raw[a] = fetch(keys, fresh_keys, tile + min(base + a * kCells + side, count - 1));
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-          float s = 0;
+      for (int a = 0; a < kAhead; a++) {
+        if (base + a * kCells >= count) break;  // the same in all lanes, as whole warps make the sums
+        int c = base + a * kCells + side;
+        float key[8], s[R] = {};
+        Kv::unpack(raw[a], key);
 #pragma unroll
-          for (int i = 0; i < 8; i++) s = fmaf(query[r][i], key[i], s);
-          s = lane_sum<kLanes>(s);
-          if (part == 0 && c < count) scores[c * kStride + r] = s * scale;
+        for (int r = 0; r < R; r++)
+#pragma unroll
+          for (int i = 0; i < 8; i++) s[r] = fmaf(query[r][i], key[i], s[r]);
+        HeadSum<R, kLanes>::run(s, part);
+        if constexpr (HeadSum<R, kLanes>::kSpread) {
+          if (c < count && part % (kLanes / R) == 0) scores[c * kStride + part * R / kLanes] = s[0];
+        } else {
+#pragma unroll
+          for (int r = 0; r < R; r++)
+            if (c < count && part == 0) scores[c * kStride + r] = s[r];
         }
       }
     }
+#pragma unroll
+    for (int a = 0; a < kAhead; a++)
+      if (a * kCells + side < count) raw[a] = fetch(values, fresh_values, tile + a * kCells + side);
     __syncthreads();
     for (int r = warp; r < R; r += kAttendWarps) {
       float top = tops[r], sum = 0;
@@ -169,14 +243,23 @@ __global__ void __launch_bounds__(kAttendThreads) attend(const float* q, const t
     for (int r = 0; r < R; r++)
 #pragma unroll
       for (int i = 0; i < 8; i++) acc[r][i] *= fade[r];
-    for (int c = side; c < count; c += kCells) {
-      float value[8];
-      Kv::load(values + ((size_t)(tile + c) * kv_heads + g) * D + part * 8, value);
+    for (int base = 0; base < count; base += kCells * kAhead) {
 #pragma unroll
-      for (int r = 0; r < R; r++) {
-        float p = scores[c * kStride + r];
+      for (int a = 0; a < kAhead; a++)
+        if (base > 0 && base + a * kCells + side < count)
+          raw[a] = fetch(values, fresh_values, tile + base + a * kCells + side);
 #pragma unroll
-        for (int i = 0; i < 8; i++) acc[r][i] = fmaf(p, value[i], acc[r][i]);
+      for (int a = 0; a < kAhead; a++) {
+        int c = base + a * kCells + side;
+        if (c >= count) break;
+        float value[8];
+        Kv::unpack(raw[a], value);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+          float p = scores[c * kStride + r];
+#pragma unroll
+          for (int i = 0; i < 8; i++) acc[r][i] = fmaf(p, value[i], acc[r][i]);
+        }
       }
     }
     __syncthreads();
@@ -202,41 +285,46 @@ __global__ void __launch_bounds__(kAttendThreads) attend(const float* q, const t
 #pragma unroll
       for (int r = 0; r < R; r++) {
         float other[8];
-        KvF32::load(joined + (warp * R + r) * D + part * 8, other);
+        KvF32::unpack(KvF32::fetch(joined + (warp * R + r) * D + part * 8), other);
 #pragma unroll
         for (int i = 0; i < 8; i++) acc[r][i] += other[i];
       }
     __syncthreads();
   }
-  float* to = out + ((size_t)t * heads + first_head) * D;
   size_t group = (size_t)t * gridDim.y + blockIdx.y;
-  float* all = partial + group * splits * R * (D + 2);
+  float* to = out + ((size_t)t * h.heads + first_head) * D;         // [R, D]
+  float* parts = partial + group * kSplits * R * (D + 2);           // [kSplits, R, D]
+  float* stats = parts + (size_t)kSplits * R * D;                   // [kSplits, R]: top and sum
   if (threadIdx.x < kLanes) {
 #pragma unroll
     for (int r = 0; r < R; r++) {
-      float over = 1.0f / sums[r], *sink = active == 1 ? to + r * D : all + ((size_t)split * R + r) * (D + 2) + 2;
-#pragma unroll
-      for (int i = 0; i < 8; i++) sink[part * 8 + i] = active == 1 ? acc[r][i] * over : acc[r][i];
+      float factor = active == 1 ? 1.0f / sums[r] : 1.0f;
+      float4* sink = (float4*)((active == 1 ? to : parts + (size_t)blockIdx.x * R * D) + r * D + part * 8);
+      sink[0] = make_float4(acc[r][0] * factor, acc[r][1] * factor, acc[r][2] * factor, acc[r][3] * factor);
+      sink[1] = make_float4(acc[r][4] * factor, acc[r][5] * factor, acc[r][6] * factor, acc[r][7] * factor);
     }
   }
   if (active == 1) return;
-  if (threadIdx.x < R) {
-    all[((size_t)split * R + threadIdx.x) * (D + 2)] = tops[threadIdx.x];
-    all[((size_t)split * R + threadIdx.x) * (D + 2) + 1] = sums[threadIdx.x];
-  }
+  if (threadIdx.x < R) *(float2*)(stats + (blockIdx.x * R + threadIdx.x) * 2) = make_float2(tops[threadIdx.x], sums[threadIdx.x]);
   if (!last_block(counters + group, active)) return;
-  for (int r = warp; r < R; r += kAttendWarps) {
-    float top = minus_infinity();
-    for (int s = 0; s < active; s++) top = fmaxf(top, __ldcg(all + ((size_t)s * R + r) * (D + 2)));
-    float sum = 0, o[(D + kWarp - 1) / kWarp] = {};
+
+  for (int r = warp; r < R; r += kAttendWarps) {  // one lane a split
+    float2 stat = lane < active ? __ldcg((const float2*)(stats + (lane * R + r) * 2)) : make_float2(minus_infinity(), 0);
+    float share = expf(stat.x - warp_max(stat.x));
+    scores[r * kSplits + lane] = share / lane_sum(share * stat.y);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < R * D / 4; i += kAttendThreads) {
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 8
     for (int s = 0; s < active; s++) {
-      const float* one = all + ((size_t)s * R + r) * (D + 2);
-      float w = expf(__ldcg(one) - top);
-      sum = fmaf(w, __ldcg(one + 1), sum);
-#pragma unroll
-      for (int i = 0; i < D / kWarp; i++) o[i] = fmaf(w, __ldcg(one + 2 + i * kWarp + lane), o[i]);
+      float4 v = __ldcg((const float4*)(parts + (size_t)s * R * D) + i);
+      float share = scores[i / (D / 4) * kSplits + s];
+      sum.x = fmaf(share, v.x, sum.x);
+      sum.y = fmaf(share, v.y, sum.y);
+      sum.z = fmaf(share, v.z, sum.z);
+      sum.w = fmaf(share, v.w, sum.w);
     }
-#pragma unroll
-    for (int i = 0; i < D / kWarp; i++) to[r * D + i * kWarp + lane] = o[i] / sum;
+    ((float4*)to)[i] = sum;
   }
 }

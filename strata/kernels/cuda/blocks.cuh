@@ -1,7 +1,8 @@
 // The block types, one struct each, behind one interface; rows are read in units of kUnit columns, one unit a lane.
 //
 //   Raw                      what a lane loads for one unit, in registers
-//   load(w, blocks, unit)    `w` start of the matrix, `blocks` in all of it, `unit` counted from its start
+//   load(w, blocks, unit)    `w` start of the matrix, `blocks` in all of it, `unit` counted from its start; below, from
+//                            the start of the row
 //   column(unit, s)          first column of sub-block s of kSubs; a sub-block is kSubLen consecutive columns
 //   scales(raw, unit, s, scale, min), quad(raw, unit, s, i): columns 4i .. 4i+3 of sub-block s as codes v;
 //                            the weight is scale * (v * kMul + kAdd) - min, kMul and kAdd undoing the code exactly
@@ -38,7 +39,7 @@ struct Plain {
   static constexpr float kMul = 1, kAdd = 0;
   static constexpr int kSubs = 1;
   template <class Raw>
-  static __device__ __forceinline__ void scales(const Raw&, u64, int, float& scale, float& min) {
+  static __device__ __forceinline__ void scales(const Raw&, int, int, float& scale, float& min) {
     scale = 1;
     min = 0;
   }
@@ -49,7 +50,7 @@ struct F32 : Plain {
   using Raw = uint4;
   static __device__ __forceinline__ Raw load(const u8* w, u64, u64 unit) { return load16(w + unit * 16); }
   static __device__ __forceinline__ int column(int unit, int) { return unit * 4; }
-  static __device__ __forceinline__ float4 quad(const Raw& r, u64, int, int) {
+  static __device__ __forceinline__ float4 quad(const Raw& r, int, int, int) {
     return make_float4(__uint_as_float(r.x), __uint_as_float(r.y), __uint_as_float(r.z), __uint_as_float(r.w));
   }
 };
@@ -59,14 +60,14 @@ struct F16 : Plain {
   using Raw = uint4;
   static __device__ __forceinline__ Raw load(const u8* w, u64, u64 unit) { return load16(w + unit * 16); }
   static __device__ __forceinline__ int column(int unit, int) { return unit * 8; }
-  static __device__ __forceinline__ float4 quad(const Raw& r, u64, int, int i) {
+  static __device__ __forceinline__ float4 quad(const Raw& r, int, int, int i) {
     u32 a = word(r, 2 * i), b = word(r, 2 * i + 1);
     return make_float4(half_to_float(a), half_to_float(a >> 16), half_to_float(b), half_to_float(b >> 16));
   }
 };
 
 struct BF16 : F16 {
-  static __device__ __forceinline__ float4 quad(const Raw& r, u64, int, int i) {
+  static __device__ __forceinline__ float4 quad(const Raw& r, int, int, int i) {
     u32 a = word(r, 2 * i), b = word(r, 2 * i + 1);
     return make_float4(__uint_as_float(a << 16), __uint_as_float(a & 0xffff0000u), __uint_as_float(b << 16),
                        __uint_as_float(b & 0xffff0000u));
@@ -77,21 +78,23 @@ struct BF16 : F16 {
 
 struct Q8_0 {  // planes: codes 32, d 2
   static constexpr bool kScaled = true, kSums = false;
-  static constexpr int kBlock = 32, kUnit = 16, kSubs = 1, kSubLen = 16;
+  static constexpr int kBlock = 32, kUnit = 32, kSubs = 1, kSubLen = 32;
   static constexpr float kMul = 1, kAdd = 0;
   struct Raw {
-    uint4 q;
+    uint4 a, b;
     u16 d;
   };
   static __device__ __forceinline__ Raw load(const u8* w, u64 blocks, u64 unit) {
-    return {load16(w + unit * 16), load2(w + blocks * 32 + unit / 2 * 2)};
+    return {load16(w + unit * 32), load16(w + unit * 32 + 16), load2(w + blocks * 32 + unit * 2)};
   }
-  static __device__ __forceinline__ int column(int unit, int) { return unit * 16; }
-  static __device__ __forceinline__ void scales(const Raw& r, u64, int, float& scale, float& min) {
+  static __device__ __forceinline__ int column(int unit, int) { return unit * 32; }
+  static __device__ __forceinline__ void scales(const Raw& r, int, int, float& scale, float& min) {
     scale = half_to_float(r.d);
     min = 0;
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, u64, int, int i) { return signed_bytes(word(r.q, i)); }
+  static __device__ __forceinline__ float4 quad(const Raw& r, int, int, int i) {
+    return signed_bytes(i < 4 ? word(r.a, i) : word(r.b, i - 4));
+  }
 };
 
 struct Nibbles {  // 16 bytes: low nibbles are columns 0-15, high nibbles 16-31
@@ -109,11 +112,11 @@ struct Q4_0 : Nibbles {  // planes: codes 16, d 2
   static __device__ __forceinline__ Raw load(const u8* w, u64 blocks, u64 unit) {
     return {load16(w + unit * 16), load2(w + blocks * 16 + unit * 2)};
   }
-  static __device__ __forceinline__ void scales(const Raw& r, u64, int, float& scale, float& min) {
+  static __device__ __forceinline__ void scales(const Raw& r, int, int, float& scale, float& min) {
     scale = half_to_float(r.d);
     min = 0;
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, u64, int s, int i) {
+  static __device__ __forceinline__ float4 quad(const Raw& r, int, int s, int i) {
     u32 w = word(r.q, i);
     return halves_plus((s == 0 ? w << 3 : w >> 1) & 0x78787878u);
   }
@@ -128,11 +131,11 @@ struct Q4_1 : Nibbles {  // planes: codes 16, d and m 4
   static __device__ __forceinline__ Raw load(const u8* w, u64 blocks, u64 unit) {
     return {load16(w + unit * 16), load4(w + blocks * 16 + unit * 4)};
   }
-  static __device__ __forceinline__ void scales(const Raw& r, u64, int, float& scale, float& min) {
+  static __device__ __forceinline__ void scales(const Raw& r, int, int, float& scale, float& min) {
     scale = half_to_float(r.dm);
     min = -half_to_float(r.dm >> 16);
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, u64, int s, int i) {
+  static __device__ __forceinline__ float4 quad(const Raw& r, int, int s, int i) {
     u32 w = word(r.q, i);
     return halves_plus((s == 0 ? w << 3 : w >> 1) & 0x78787878u);
   }
@@ -156,11 +159,11 @@ struct MXFP4 : Nibbles {  // planes: codes 16, exponent 1; codes are E2M1 double
   static __device__ __forceinline__ Raw load(const u8* w, u64 blocks, u64 unit) {
     return {load16(w + unit * 16), load1(w + blocks * 16 + unit)};
   }
-  static __device__ __forceinline__ void scales(const Raw& r, u64, int, float& scale, float& min) {
+  static __device__ __forceinline__ void scales(const Raw& r, int, int, float& scale, float& min) {
     scale = __uint_as_float(r.e < 2 ? 0x00200000u << r.e : (r.e - 1) << 23);  // 2^(e - 128)
     min = 0;
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, u64, int s, int i) {
+  static __device__ __forceinline__ float4 quad(const Raw& r, int, int s, int i) {
     return signed_bytes(lookup(word(r.q, i), s, 0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu));
   }
 };
@@ -180,7 +183,7 @@ struct SuperBlock64 {  // a unit is 32 bytes of codes: low nibbles, then high ni
   static constexpr bool kScaled = true, kSums = true;
   static constexpr int kBlock = 256, kUnit = 64, kSubs = 2, kSubLen = 32;
   static __device__ __forceinline__ int column(int unit, int s) { return unit * 64 + s * 32; }
-  static __device__ __forceinline__ void scales_of(const uint4& head, u64 unit, int s, float& scale, float& min) {
+  static __device__ __forceinline__ void scales_of(const uint4& head, int unit, int s, float& scale, float& min) {
     u32 sc, m;
     k_scales(head, unit & 3, sc, m);
     scale = half_to_float(head.x) * (float)(sc >> 8 * s & 0xff);
@@ -198,10 +201,10 @@ struct Q4_K : SuperBlock64 {
     const u8* q = block + 16 + unit % 4 * 32;
     return {load16(block), load16(q), load16(q + 16)};
   }
-  static __device__ __forceinline__ void scales(const Raw& r, u64 unit, int s, float& scale, float& min) {
+  static __device__ __forceinline__ void scales(const Raw& r, int unit, int s, float& scale, float& min) {
     scales_of(r.head, unit, s, scale, min);
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, u64, int s, int i) {
+  static __device__ __forceinline__ float4 quad(const Raw& r, int, int s, int i) {
     u32 w = i < 4 ? word(r.a, i) : word(r.b, i - 4);
     return halves_plus((s == 0 ? w << 3 : w >> 1) & 0x78787878u);
   }
@@ -217,10 +220,10 @@ struct Q5_K : SuperBlock64 {
     const u8* q = block + 48 + unit % 4 * 32;
     return {load16(block), load16(block + 16), load16(block + 32), load16(q), load16(q + 16)};
   }
-  static __device__ __forceinline__ void scales(const Raw& r, u64 unit, int s, float& scale, float& min) {
+  static __device__ __forceinline__ void scales(const Raw& r, int unit, int s, float& scale, float& min) {
     scales_of(r.head, unit, s, scale, min);
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, u64 unit, int s, int i) {
+  static __device__ __forceinline__ float4 quad(const Raw& r, int unit, int s, int i) {
     u32 w = i < 4 ? word(r.a, i) : word(r.b, i - 4);
     u32 h = (i < 4 ? word(r.h0, i) : word(r.h1, i - 4)) >> (unit & 3) * 2;
     u32 low = (s == 0 ? w << 2 : w >> 2) & 0x3c3c3c3cu;
@@ -243,12 +246,12 @@ struct Q6_K {  // planes: low bits 128, high bits 64, scales 16, d 2; a unit is 
             load8(w + blocks * 192 + unit / 2 * 8), load2(w + blocks * 208 + unit / 4 * 2)};
   }
   static __device__ __forceinline__ int column(int unit, int s) { return unit / 2 * 128 + s * 32 + (unit & 1) * 16; }
-  static __device__ __forceinline__ void scales(const Raw& r, u64 unit, int s, float& scale, float& min) {
-    u32 w = (s < 2 ? r.sc.x : r.sc.y) >> ((u32)unit & 1) * 8;
+  static __device__ __forceinline__ void scales(const Raw& r, int unit, int s, float& scale, float& min) {
+    u32 w = (s < 2 ? r.sc.x : r.sc.y) >> (unit & 1) * 8;
     scale = half_to_float(r.d) * (float)(int)(i8)(s % 2 == 0 ? w : w >> 16);
     min = 0;
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, u64, int s, int i) {
+  static __device__ __forceinline__ float4 quad(const Raw& r, int, int s, int i) {
     u32 w = word(s % 2 == 0 ? r.a : r.b, i), h = word(r.h, i);
     u32 low = (s < 2 ? w << 1 : w >> 3) & 0x1e1e1e1eu;
     return halves_plus(low | ((s == 0 ? h << 5 : s == 1 ? h << 3 : s == 2 ? h << 1 : h >> 1) & 0x60606060u));
@@ -266,13 +269,13 @@ struct IQ4_XS : Nibbles {  // planes: codes 128, head (d 2, high scale bits 2, l
   static __device__ __forceinline__ Raw load(const u8* w, u64 blocks, u64 unit) {
     return {load16(w + unit * 16), load8(w + blocks * 128 + unit / 8 * 8)};
   }
-  static __device__ __forceinline__ void scales(const Raw& r, u64 unit, int, float& scale, float& min) {
+  static __device__ __forceinline__ void scales(const Raw& r, int unit, int, float& scale, float& min) {
     int i = unit & 7;
     int code = (r.head.y >> 4 * i & 15) | (r.head.x >> 16 >> 2 * i & 3) << 4;
     scale = half_to_float(r.head.x) * (float)(code - 32);
     min = 0;
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, u64, int s, int i) {
+  static __device__ __forceinline__ float4 quad(const Raw& r, int, int s, int i) {
     return signed_bytes(lookup(word(r.q, i), s, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u));
   }
 };
@@ -294,11 +297,11 @@ struct IQ3_S {  // planes: grid indices 64, signs 32, high index bits 8, scales 
             load1(w + blocks * 104 + unit / 2), load2(w + blocks * 108 + unit / 8 * 2)};
   }
   static __device__ __forceinline__ int column(int unit, int) { return unit * 32; }
-  static __device__ __forceinline__ void scales(const Raw& r, u64 unit, int, float& scale, float& min) {
-    scale = half_to_float(r.d) * (float)(1 + 2 * (r.scale >> 4 * ((u32)unit & 1) & 15));
+  static __device__ __forceinline__ void scales(const Raw& r, int unit, int, float& scale, float& min) {
+    scale = half_to_float(r.d) * (float)(1 + 2 * (r.scale >> 4 * (unit & 1) & 15));
     min = 0;
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, u64, int, int i) {
+  static __device__ __forceinline__ float4 quad(const Raw& r, int, int, int i) {
     u32 g = __ldg(kIq3sGrid + ((word(r.q, i / 4) >> 8 * (i % 4) & 0xff) | (r.high >> i & 1) << 8));
     u32 s = r.signs >> 4 * i;
     float4 v = signed_bytes(g);

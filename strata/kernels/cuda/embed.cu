@@ -12,10 +12,10 @@ __global__ void __launch_bounds__(128) gather_rows(const u8* table, const int* r
 #pragma unroll
   for (int s = 0; s < B::kSubs; s++) {
     float scale, min;
-    B::scales(raw, unit, s, scale, min);
+    B::scales(raw, u, s, scale, min);
 #pragma unroll
     for (int i = 0; i < B::kSubLen / 4; i++) {
-      float4 v = B::quad(raw, unit, s, i);
+      float4 v = B::quad(raw, u, s, i);
       v = make_float4(fmaf(scale, fmaf(v.x, B::kMul, B::kAdd), -min), fmaf(scale, fmaf(v.y, B::kMul, B::kAdd), -min),
                       fmaf(scale, fmaf(v.z, B::kMul, B::kAdd), -min), fmaf(scale, fmaf(v.w, B::kMul, B::kAdd), -min));
       *(float4*)(out + (size_t)blockIdx.y * k + B::column(u, s) + 4 * i) = v;

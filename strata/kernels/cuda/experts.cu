@@ -1,6 +1,11 @@
 // The experts of a token: gate and up with SiLU, then down, the weighted sum in rank order and the residual.
 
-constexpr int kGateUpThreads = 256, kDownThreads = 512;
+constexpr int kGateUpThreads = 128, kGateUpBlocks = 3;  // blocks that a processor holds at once
+
+template <class A, class B>
+constexpr bool same = false;
+template <class A>
+constexpr bool same<A, A> = true;
 
 struct ExpertPool {  // slot s of a layer lies at base + s * stride, its matrices at these offsets within
   const u8* base;
@@ -9,67 +14,107 @@ struct ExpertPool {  // slot s of a layer lies at base + s * stride, its matrice
 
 // activation[t, r, f] = silu(gate h_t) * (up h_t) of the expert in slots[t, r]. Grid: (row blocks, tokens * top_k).
 template <class Gate, class Up>
-__global__ void __launch_bounds__(kGateUpThreads) expert_gate_up(const ExpertPool pool, const int* slots,
-                                                              const float* hidden, float* activation, int e, int f,
-                                                              int top_k) {
-  static_assert(Gate::kLanes == Up::kLanes);
+__global__ void __launch_bounds__(kGateUpThreads, kGateUpBlocks)
+    expert_gate_up(const ExpertPool pool, const int* slots, const float* hidden, float* activation, int e, int f,
+                   int top_k) {
+  static_assert(Gate::kLanes == Up::kLanes && Gate::kRows == Up::kRows);
   extern __shared__ float4 shared[];
+  constexpr int NR = Gate::kRows;
   let_next_start();
   wait_for_previous();
-  int pair = blockIdx.y;
+  int pair = blockIdx.y, lane = threadIdx.x % Gate::kLanes;
   const u8* slot = pool.base + pool.stride * (u64)slots[pair];
-  const u8 *gate = slot + pool.gate, *up = slot + pool.up;
-  int group = threadIdx.x / Gate::kLanes, groups = blockDim.x / Gate::kLanes;
-  int row = min((int)blockIdx.x * groups + group, f - 1);  // a group past the end repeats the last row
-  u64 gate_blocks = blocks_in<typename Gate::Block>(f, e), up_blocks = blocks_in<typename Up::Block>(f, e);
-  int gate_units = e / Gate::Block::kUnit, up_units = e / Up::Block::kUnit;
-
-  Row<Gate, 1> g;
-  Row<Up, 1> u;
-  g.load(gate, gate_blocks, row, gate_units);
-  u.load(up, up_blocks, row, up_units);
+  int base = ((int)blockIdx.x * (blockDim.x / Gate::kLanes) + threadIdx.x / Gate::kLanes) * NR;
+  u64 blocks = blocks_in<typename Gate::Block>(f, e);
+  int units = e / Gate::Block::kUnit;
   Staged s = staged((float*)shared, e, 1);
-  stage<1>(s, hidden + (size_t)(pair / top_k) * e, 1, e, nullptr, nullptr);
-  __syncthreads();
-  float a[1] = {}, b[1] = {};
-  g.dot(gate, gate_blocks, row, gate_units, s, a);
-  u.dot(up, up_blocks, row, up_units, s, b);
-  if (blockIdx.x * groups + group < f && threadIdx.x % Gate::kLanes == 0)
-    activation[(size_t)pair * f + row] = a[0] / (1.0f + expf(-a[0])) * b[0];
+  float gate[NR], up[NR];
+  if constexpr (same<typename Gate::Block, typename Up::Block>) {
+    const u8* w[2 * NR];
+    int row[2 * NR];
+#pragma unroll
+    for (int r = 0; r < 2 * NR; r++) {
+      w[r] = slot + (r < NR ? pool.gate : pool.up);
+      row[r] = min(base + r % NR, f - 1);  // a group past the end repeats the last row
+    }
+    Rows<Gate, 2 * NR, 1> rows;
+    rows.load(w, blocks, row, units);
+    stage<1>(s, hidden + (size_t)(pair / top_k) * e, 1, e, nullptr, nullptr);
+    __syncthreads();
+    float acc[2 * NR][1] = {};
+    rows.dot(w, blocks, row, units, s, acc);
+#pragma unroll
+    for (int r = 0; r < NR; r++) gate[r] = acc[r][0], up[r] = acc[NR + r][0];
+  } else {
+    const u8 *w_gate[NR], *w_up[NR];
+    int row[NR], up_units = e / Up::Block::kUnit;
+    u64 up_blocks = blocks_in<typename Up::Block>(f, e);
+#pragma unroll
+    for (int r = 0; r < NR; r++) {
+      w_gate[r] = slot + pool.gate;
+      w_up[r] = slot + pool.up;
+      row[r] = min(base + r, f - 1);
+    }
+    Rows<Gate, NR, 1> gates;
+    Rows<Up, NR, 1> ups;
+    gates.load(w_gate, blocks, row, units);
+    ups.load(w_up, up_blocks, row, up_units);
+    stage<1>(s, hidden + (size_t)(pair / top_k) * e, 1, e, nullptr, nullptr);
+    __syncthreads();
+    float a[NR][1] = {}, b[NR][1] = {};
+    gates.dot(w_gate, blocks, row, units, s, a);
+    ups.dot(w_up, up_blocks, row, up_units, s, b);
+#pragma unroll
+    for (int r = 0; r < NR; r++) gate[r] = a[r][0], up[r] = b[r][0];
+  }
+#pragma unroll
+  for (int r = 0; r < NR; r++)
+    if (lane == r && base + r < f) activation[(size_t)pair * f + base + r] = gate[r] / (1.0f + expf(-gate[r])) * up[r];
 }
 
 // residual[t] += sum over ranks, in rank order, of weights[t, r] * down(activation[t, r]). Warps of a block go through
-// the ranks of a few rows; the ranks' results meet in shared memory. Grid: (row blocks, tokens).
-template <class Down>
-__global__ void __launch_bounds__(kDownThreads) expert_down(const ExpertPool pool, const int* slots, const float* weights,
-                                                           const float* activation, float* residual, int e, int f,
-                                                           int top_k) {
+// the ranks of a few rows; the ranks' results meet in shared memory. Grid: (row blocks, tokens), kThreads threads.
+template <class Down, int kThreads>
+__global__ void __launch_bounds__(kThreads) expert_down(const ExpertPool pool, const int* slots, const float* weights,
+                                                        const float* activation, float* residual, int e, int f,
+                                                        int top_k) {
   extern __shared__ float4 shared[];
-  constexpr int kRows = kWarp / Down::kLanes;  // of one warp
   using B = typename Down::Block;
+  constexpr int NR = Down::kRows, kWarpRows = kWarp / Down::kLanes * NR;
   let_next_start();
   wait_for_previous();
-  int t = blockIdx.y, warp = threadIdx.x / kWarp, sets = blockDim.x / kWarp / top_k;
-  int rank = warp % top_k, local = warp / top_k * kRows + threadIdx.x % kWarp / Down::kLanes;
-  int first = blockIdx.x * sets * kRows, row = min(first + local, e - 1), units = f / B::kUnit;
+  int t = blockIdx.y, warp = threadIdx.x / kWarp, rank = warp % top_k, set_rows = kThreads / kWarp / top_k * kWarpRows;
+  int local = warp / top_k * kWarpRows + threadIdx.x % kWarp / Down::kLanes * NR, first = blockIdx.x * set_rows;
+  int units = f / B::kUnit;
   u64 total = blocks_in<B>(e, f);
   const u8* down = pool.base + pool.stride * (u64)slots[t * top_k + rank] + pool.down;
-
-  Row<Down, 1> r;
-  r.load(down, total, row, units);
+  const u8* w[NR];
+  int row[NR];
+#pragma unroll
+  for (int r = 0; r < NR; r++) {
+    w[r] = down;
+    row[r] = min(first + local + r, e - 1);
+  }
+  Rows<Down, NR, 1> rows;
+  rows.load(w, total, row, units);
+  int out = first + threadIdx.x;
+  bool writes = threadIdx.x < set_rows && out < e;
+  float before = writes ? residual[(size_t)t * e + out] : 0.0f;
   Staged s = staged((float*)shared, top_k * f, 1);
   float* results = (float*)shared + s.stride + s.sum_stride;  // [top_k, rows of the block]
+  float* factors = results + top_k * set_rows;
+  if (threadIdx.x < top_k) factors[threadIdx.x] = weights[t * top_k + threadIdx.x];
   stage<1>(s, activation + (size_t)t * top_k * f, 1, top_k * f, nullptr, nullptr);
   __syncthreads();
   s.origin = rank * f;
-  float acc[1] = {};
-  r.dot(down, total, row, units, s, acc);
-  if (threadIdx.x % Down::kLanes == 0) results[rank * sets * kRows + local] = acc[0];
+  float acc[NR][1] = {};
+  rows.dot(w, total, row, units, s, acc);
+#pragma unroll
+  for (int r = 0; r < NR; r++)
+    if (threadIdx.x % Down::kLanes == r) results[rank * set_rows + local + r] = acc[r][0];
   __syncthreads();
-  int out = first + threadIdx.x;
-  if (threadIdx.x < sets * kRows && out < e) {
-    float sum = 0;
-    for (int i = 0; i < top_k; i++) sum = fmaf(weights[t * top_k + i], results[i * sets * kRows + threadIdx.x], sum);
-    residual[(size_t)t * e + out] += sum;
-  }
+  if (!writes) return;
+  float sum = 0;
+  for (int i = 0; i < top_k; i++) sum = fmaf(factors[i], results[i * set_rows + threadIdx.x], sum);
+  residual[(size_t)t * e + out] = before + sum;
 }

@@ -1,19 +1,20 @@
 // Products of quantised rows with a few activation vectors: the core of every decode kernel.
 //
-// A group of kLanes lanes owns a row; lane l takes units l, l + kLanes, ... of it, kDepth of them in flight, and the
-// lanes' sums meet in a butterfly. All of that is fixed by the row's length and type, so a row's result is the same bits
-// in any block, slot or launch. The activations lie in shared memory, with the sums of each 16 of them for block types
-// whose codes carry an offset.
+// A group of kLanes lanes owns kRows rows; lane l takes units l, l + kLanes, ... of each, kDepth of them in flight, and
+// the lanes' sums meet in a butterfly. A row's sum is thus fixed by its length and type (kLanes depends on nothing
+// else) and is the same bits in any block, slot or launch. The activations lie in shared memory, where every value
+// read serves all rows of the group, with the sums of each 16 of them for block types whose codes carry an offset.
 #pragma once
 
-template <class B, int kLanes_, int kDepth_>
+template <class B, int kLanes_, int kDepth_, int kRows_>
 struct Tile {
   using Block = B;
-  static constexpr int kLanes = kLanes_, kDepth = kDepth_;
+  static constexpr int kLanes = kLanes_, kDepth = kDepth_, kRows = kRows_;
 };
 
-// Four floats of padding after every 64 keep lanes that read columns 64 apart off each other's banks.
-__device__ __forceinline__ int padded(int column) { return column + column / 64 * 4; }
+// Where a column lies in shared memory. 16 floats of padding after the first half of every 128 and 20 after the second
+// put the 16-byte reads of 8 neighbouring lanes on different banks, for units of 64 columns as Q4_K and as Q6_K has them.
+__device__ __forceinline__ int padded(int column) { return column + column / 128 * 36 + (column & 64) / 4; }
 
 struct Staged {
   const float* x;
@@ -22,17 +23,18 @@ struct Staged {
   int origin;              // the row's column 0 is the staged column `origin`
 };
 __device__ __forceinline__ Staged staged(float* shared, int k, int tokens) {
-  int stride = (padded(k) + 3) / 4 * 4;
+  int stride = padded(k);
   return {shared, shared + stride * tokens, stride, (k + 15) / 16, 0};
 }
 
 // Copies `tokens` rows of k floats from `x` into shared memory, times `norm` if given; tokens beyond count as zero.
-// Every thread calls it; the caller synchronises. With `squares`, each warp leaves its part of the sum of x^2 per token.
+// Every thread calls it; the caller synchronises. With `norm`, each warp leaves its part of the sum of x^2 per token.
 template <int NT>
 __device__ __forceinline__ void stage(const Staged& s, const float* x, int tokens, int k, const float* norm,
                                       float (*squares)[kWarp]) {
   for (int t = 0; t < NT; t++) {
     float square = 0;
+#pragma unroll 2
     for (int base = 0; base < k; base += 4 * blockDim.x) {
       int c = base + 4 * threadIdx.x;
       float4 v = make_float4(0, 0, 0, 0);
@@ -64,69 +66,89 @@ __device__ __forceinline__ float inverse_rms(const float* squares, int k, float 
   return 1.0f / sqrtf(sum / k + eps);
 }
 
-// acc[t] += one unit of a row times the same columns of token t.
-template <class B, int NT>
-__device__ __forceinline__ void unit_dot(const typename B::Raw& raw, u64 unit, int unit_of_row, const Staged& s,
-                                         float (&acc)[NT]) {
+// acc[r][t] += unit `unit` of row r times the same columns of token t.
+template <class B, int NR, int NT>
+__device__ __forceinline__ void unit_dot(const typename B::Raw (&raw)[NR], int unit, const Staged& s,
+                                         float (&acc)[NR][NT]) {
 #pragma unroll
   for (int sub = 0; sub < B::kSubs; sub++) {
-    int column = s.origin + B::column(unit_of_row, sub);
-    float part[NT] = {};
+    int column = s.origin + B::column(unit, sub);
+    float part[NR][NT] = {};
     const float* x = s.x + padded(column);
 #pragma unroll
     for (int i = 0; i < B::kSubLen / 4; i++) {
-      float4 v = B::quad(raw, unit, sub, i);
+      float4 a[NT];
 #pragma unroll
-      for (int t = 0; t < NT; t++) {
-        float4 a = *(const float4*)(x + t * s.stride + 4 * i);
-        part[t] = fmaf(v.x, a.x, part[t]);
-        part[t] = fmaf(v.y, a.y, part[t]);
-        part[t] = fmaf(v.z, a.z, part[t]);
-        part[t] = fmaf(v.w, a.w, part[t]);
+      for (int t = 0; t < NT; t++) a[t] = *(const float4*)(x + t * s.stride + 4 * i);
+#pragma unroll
+      for (int r = 0; r < NR; r++) {
+        float4 v = B::quad(raw[r], unit, sub, i);
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+          part[r][t] = fmaf(v.x, a[t].x, part[r][t]);
+          part[r][t] = fmaf(v.y, a[t].y, part[r][t]);
+          part[r][t] = fmaf(v.z, a[t].z, part[r][t]);
+          part[r][t] = fmaf(v.w, a[t].w, part[r][t]);
+        }
       }
     }
-    float scale = 1, min = 0;
-    if constexpr (B::kScaled) B::scales(raw, unit, sub, scale, min);
+    float sum[NT];
+    if constexpr (B::kSums) {
 #pragma unroll
-    for (int t = 0; t < NT; t++) {
-      if constexpr (B::kSums) {
+      for (int t = 0; t < NT; t++) {
         const float* sums = s.sums + t * s.sum_stride + column / 16;
-        float sum = B::kSubLen == 32 ? sums[0] + sums[1] : sums[0];
-        acc[t] += scale * fmaf(B::kMul, part[t], B::kAdd * sum) - min * sum;
-      } else {
-        acc[t] = B::kScaled ? fmaf(scale, part[t], acc[t]) : acc[t] + part[t];
+        sum[t] = B::kSubLen == 32 ? sums[0] + sums[1] : sums[0];
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < NR; r++) {
+      float scale = 1, min = 0;
+      if constexpr (B::kScaled) B::scales(raw[r], unit, sub, scale, min);
+#pragma unroll
+      for (int t = 0; t < NT; t++) {
+        if constexpr (B::kSums)
+          acc[r][t] = fmaf(scale, fmaf(B::kMul, part[r][t], B::kAdd * sum[t]), fmaf(-min, sum[t], acc[r][t]));
+        else
+          acc[r][t] = fmaf(scale, part[r][t], acc[r][t]);
       }
     }
   }
 }
 
-// One row as one group sees it: load() puts the first kDepth units in flight, dot() finishes the row.
-template <class T, int NT>
-struct Row {
+// Rows as a group sees them, each a matrix and a row number: load() puts the first kDepth units of each in flight, before
+// the activations are there; dot() finishes the rows.
+template <class T, int NR, int NT>
+struct Rows {
   using B = typename T::Block;
-  typename B::Raw raw[T::kDepth];
+  typename B::Raw raw[T::kDepth][NR];
 
-  __device__ __forceinline__ void load(const u8* w, u64 blocks, int row, int units, int first = 0) {
+  __device__ __forceinline__ void load(const u8* const (&w)[NR], u64 blocks, const int (&row)[NR], int units,
+                                       int first = 0) {
     int lane = threadIdx.x % T::kLanes;
 #pragma unroll
     for (int d = 0; d < T::kDepth; d++) {
       int u = first + d * T::kLanes + lane;
-      if (u < units) raw[d] = B::load(w, blocks, (u64)row * units + u);
+#pragma unroll
+      for (int r = 0; r < NR; r++)
+        if (u < units) raw[d][r] = B::load(w[r], blocks, (u64)row[r] * units + u);
     }
   }
 
-  __device__ __forceinline__ void dot(const u8* w, u64 blocks, int row, int units, const Staged& s, float (&acc)[NT]) {
+  __device__ __forceinline__ void dot(const u8* const (&w)[NR], u64 blocks, const int (&row)[NR], int units,
+                                      const Staged& s, float (&acc)[NR][NT]) {
     int lane = threadIdx.x % T::kLanes;
     for (int first = 0; first < units; first += T::kDepth * T::kLanes) {
       if (first > 0) load(w, blocks, row, units, first);
 #pragma unroll
       for (int d = 0; d < T::kDepth; d++) {
         int u = first + d * T::kLanes + lane;
-        if (u < units) unit_dot<B, NT>(raw[d], (u64)row * units + u, u, s, acc);
+        if (u < units) unit_dot<B, NR, NT>(raw[d], u, s, acc);
       }
     }
 #pragma unroll
-    for (int t = 0; t < NT; t++) acc[t] = lane_sum<T::kLanes>(acc[t]);
+    for (int r = 0; r < NR; r++)
+#pragma unroll
+      for (int t = 0; t < NT; t++) acc[r][t] = lane_sum<T::kLanes>(acc[r][t]);
   }
 };
 

@@ -1,5 +1,7 @@
 // Dense projections of a few tokens: RMS norm into several weights at once, or added to the residual stream.
 
+constexpr int kProjectThreads = 384;
+
 struct Segment {
   const u8* weight;
   float* out;       // [tokens, rows]
@@ -18,12 +20,23 @@ __device__ __forceinline__ void project_rows(const Segment& seg, int blocks, con
   extern __shared__ float4 shared[];
   __shared__ float squares[NT][kWarp];
   using B = typename T::Block;
-  int groups = blockDim.x / T::kLanes, units = k / B::kUnit;
+  constexpr int NR = T::kRows;
+  int units = k / B::kUnit, step = blockDim.x / T::kLanes * NR, lane = threadIdx.x % T::kLanes;
   u64 total = blocks_in<B>(seg.rows, k);
-  int row = (blockIdx.x - seg.first_block) * groups + threadIdx.x / T::kLanes;
+  int base = (blockIdx.x - seg.first_block) * step;
+  const u8* w[NR];
+  int row[NR];
+  // Rows past the end repeat the last one and are not written, so that whole warps stay for the butterfly.
+  auto take = [&]() {
+#pragma unroll
+    for (int r = 0; r < NR; r++) row[r] = min(base + (int)threadIdx.x / T::kLanes * NR + r, seg.rows - 1);
+  };
+#pragma unroll
+  for (int r = 0; r < NR; r++) w[r] = seg.weight;
 
-  Row<T, NT> r;
-  if (row < seg.rows) r.load(seg.weight, total, row, units);
+  Rows<T, NR, NT> rows;
+  take();
+  rows.load(w, total, row, units);
   wait_for_previous();
   Staged s = staged((float*)shared, k, NT);
   stage<NT>(s, x, tokens, k, norm, squares);
@@ -32,19 +45,25 @@ __device__ __forceinline__ void project_rows(const Segment& seg, int blocks, con
 #pragma unroll
   for (int t = 0; t < NT; t++) inverse[t] = norm ? inverse_rms(squares[t], k, eps) : 1.0f;
 
-  for (int i = 0; row - (int)threadIdx.x / T::kLanes < seg.rows; row += blocks * groups, i++) {
-    // Whole warps stay for the butterfly; groups past the end repeat the last row and do not write it.
-    int safe = min(row, seg.rows - 1);
-    if (i > 0 || row >= seg.rows) r.load(seg.weight, total, safe, units);
-    float acc[NT] = {};
-    r.dot(seg.weight, total, safe, units, s, acc);
-    if (row < seg.rows && threadIdx.x % T::kLanes == 0) {
+  for (bool first = true; base < seg.rows; base += blocks * step, first = false) {
+    take();
+    if (!first) rows.load(w, total, row, units);
+    // Lane r of a group writes row r; what is added to is fetched before it is needed.
+    int mine = base + (int)threadIdx.x / T::kLanes * NR + lane;
+    bool writes = lane < NR && mine < seg.rows;
+    float before[NT] = {};
+    if constexpr (kAdd)
 #pragma unroll
-      for (int t = 0; t < NT; t++) {
-        if (t >= tokens) break;
-        float* out = seg.out + (size_t)t * seg.rows + row;
-        *out = kAdd ? *out + acc[t] * inverse[t] : acc[t] * inverse[t];
-      }
+      for (int t = 0; t < NT; t++)
+        if (writes && t < tokens) before[t] = seg.out[(size_t)t * seg.rows + mine];
+    float acc[NR][NT] = {};
+    rows.dot(w, total, row, units, s, acc);
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+      float sum = acc[0][t];
+#pragma unroll
+      for (int r = 1; r < NR; r++) sum = lane == r ? acc[r][t] : sum;
+      if (writes && t < tokens) seg.out[(size_t)t * seg.rows + mine] = fmaf(sum, inverse[t], before[t]);
     }
   }
 }
@@ -60,7 +79,7 @@ __device__ __forceinline__ void project_tile(int tile, const Segment& seg, int b
 
 // out (+)= rms(x, norm) @ weight.T for up to four weights; `norm` may be null. Grid: (blocks, ceil(tokens / NT)).
 template <bool kAdd, int NT, class... Tiles>
-__global__ void __launch_bounds__(512) project(const Segments segments, const float* x, const float* norm,
+__global__ void __launch_bounds__(kProjectThreads) project(const Segments segments, const float* x, const float* norm,
                                                        float eps, int k, int tokens) {
   let_next_start();
   int i = 0;
