@@ -82,6 +82,13 @@ class _Pool(ctypes.Structure):
     )
 
 
+class _Choice(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "slot_of", "ids", "slots", "weights")),
+        *((name, ctypes.c_int) for name in ("n", "top_k", "normalise")),
+    )
+
+
 class _Planes(ctypes.Structure):
     _fields_ = (
         ("offset", ctypes.c_int * 5),
@@ -216,26 +223,70 @@ class CudaOps:
         slot_of: Array | None = None,
     ) -> None:
         """See `strata.kernels.ops.Ops.route`; `slots` [T, K] becomes `slot_of` of `ids`, or `ids` itself."""
-        tokens, embedding = x.shape
-        tile = Tile.of(router.type, embedding, rows=1, limit=16)
-        together = min(tokens, _TOKENS)
-        self._launch(
-            "route",
-            f"route<{together},{tile}>",
-            (-(-router.rows * tile.lanes // _ROUTE_THREADS),),
-            _ROUTE_THREADS,
-            *(router.data, x, norm, eps, embedding, router.rows, tokens, ids.shape[1], int(normalise), slot_of),
-            *(hidden, self._scratch["logits"], self._scratch["counters"], ids, slots, weights),
-            shared=_staged(embedding, together),
-        )
+        choice = self._choice(router.rows, normalise, ids, weights, slots, slot_of)
+        self._route(x, norm, eps, router, hidden, choice, chooses=True)
 
     def experts_add(self, hidden: Array, pool: CudaSlots, slots: Array, weights: Array, residual: Array) -> None:
         """Add the weighted experts: ``residual[t] += sum over ranks of weights[t, r] * down(silu(gate) * up)``.
 
         hidden and residual [T, E], slots int32 and weights float32 [T, K]; the sum is in rank order.
         """
-        tokens, embedding = hidden.shape
-        top_k = slots.shape[1]
+        choice = self._choice(0, False, slots, weights, slots, None)
+        self._experts(hidden, pool, choice, residual, slots.shape, chooses=False)
+
+    def resident_ffn(
+        self,
+        x: Array,
+        norm: Array,
+        eps: float,
+        router: CudaWeight,
+        normalise: bool,
+        hidden: Array,
+        ids: Array,
+        weights: Array,
+        slots: Array,
+        slot_of: Array | None,
+        pool: CudaSlots,
+    ) -> None:
+        """`route` and `experts_add` to `x` where every expert has a slot: the choice is made where it is used."""
+        choice = self._choice(router.rows, normalise, ids, weights, slots, slot_of)
+        self._route(x, norm, eps, router, hidden, choice, chooses=False)
+        self._experts(hidden, pool, choice, x, slots.shape, chooses=True)
+
+    def _choice(
+        self, experts: int, normalise: bool, ids: Array, weights: Array, slots: Array, slot_of: Array | None
+    ) -> _Choice:
+        logits = self._scratch.get("logits")
+        pointers = (_pointer(each) for each in (logits, slot_of, ids, slots, weights))
+        return _Choice(*pointers, experts, slots.shape[1], int(normalise))
+
+    def _route(
+        self, x: Array, norm: Array, eps: float, router: CudaWeight, hidden: Array, choice: _Choice, chooses: bool
+    ) -> None:
+        tokens, embedding = x.shape
+        tile = Tile.of(router.type, embedding, rows=1, limit=16)
+        together = min(tokens, _TOKENS)
+        self._launch(
+            "route",
+            f"route<{str(chooses).lower()},{together},{tile}>",
+            (-(-router.rows * tile.lanes // _ROUTE_THREADS),),
+            _ROUTE_THREADS,
+            *(router.data, x, norm, eps, embedding, tokens, hidden, self._scratch["logits"], self._scratch["counters"]),
+            choice,
+            shared=_staged(embedding, together),
+        )
+
+    def _experts(
+        self,
+        hidden: Array,
+        pool: CudaSlots,
+        choice: _Choice,
+        residual: Array,
+        chosen: tuple[int, int],
+        chooses: bool,
+    ) -> None:
+        embedding = hidden.shape[1]
+        tokens, top_k = chosen
         activation = self._scratch["activation"]
         width = activation.shape[-1]
         structure = _Pool(pool.data.data.ptr, pool.stride, pool.gate, pool.up, pool.down)
@@ -243,14 +294,14 @@ class CudaOps:
         rows = _GATE_UP_THREADS // gate.lanes * gate.rows
         self._launch(
             "experts",
-            f"expert_gate_up<{gate},{up}>",
+            f"expert_gate_up<{str(chooses).lower()},{gate},{up}>",
             (-(-width // rows), tokens * top_k),
             _GATE_UP_THREADS,
-            *(structure, slots, hidden, activation, embedding, width, top_k),
+            *(structure, choice, hidden, activation, embedding, width),
             shared=_staged(embedding, 1),
         )
-        down = Tile.of(pool.down_type, width)
-        sets = max(1, 8 // top_k)  # warps that share a rank
+        down = Tile.of(pool.down_type, width, rows=1)
+        sets = max(1, 16 // top_k)  # warps that share a rank
         rows = sets * _WARP // down.lanes * down.rows
         threads = sets * top_k * _WARP
         self._launch(
@@ -258,7 +309,8 @@ class CudaOps:
             f"expert_down<{down},{threads}>",
             (-(-embedding // rows), tokens),
             threads,
-            *(structure, slots, weights, activation, residual, embedding, width, top_k),
+            *(structure, ctypes.c_void_p(choice.slots), ctypes.c_void_p(choice.weights), activation, residual),
+            *(embedding, width, top_k),
             shared=_staged(top_k * width, 1) + 4 * top_k * (rows + 1),
         )
 

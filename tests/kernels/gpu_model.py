@@ -52,12 +52,13 @@ def random_blocks(type_: str, rows: int, columns: int, rng: np.random.Generator)
 class GpuModel:
     """Random weights on the device and the step that decodes `tokens` tokens from `position` on."""
 
-    def __init__(self, shape: Shape, tokens: int, seed: int = 0, slot_order: Any = None) -> None:
+    def __init__(self, shape: Shape, tokens: int, seed: int = 0, slot_order: Any = None, resident: bool = True) -> None:
         import cupy
 
         from strata.kernels.cuda_ops import CudaOps, CudaSlots, CudaWeight, partial_size
 
         s = self.shape = shape
+        self.resident = resident
         rng = np.random.default_rng(seed)
         f32 = cupy.float32
         self.ops = CudaOps(
@@ -145,6 +146,9 @@ class GpuModel:
         """Run a layer's routed feed-forward block."""
         b, ops, x = self.b, self.ops, self.b["x"]
         route = (x, layer["ffn_norm"], 1e-6, layer["router"], True, b["hidden"], self.ids, b["weights"], self.slots)
+        if self.resident:
+            ops.resident_ffn(*route, self.slot_of, layer["slots"])
+            return
         ops.route(*route, self.slot_of)
         ops.experts_add(b["hidden"], layer["slots"], self.slots, b["weights"], x)
 

@@ -47,36 +47,66 @@ struct Heads {
   int dims, heads, kv_heads;
 };
 
-// One warp prepares one head, `in` D floats of the token at `cell`, and hands each column's value to `write`.
-template <int D, bool kNeox, class Write>
-__device__ __forceinline__ void prepare_head(const Heads& h, const float* in, const float* norm, bool rotates, int cell,
-                                             Write write) {
-  constexpr int kPairs = D / 2, kPerLane = (kPairs + kWarp - 1) / kWarp;  // columns a and b of a pair rotate together
-  int lane = threadIdx.x % kWarp, column_a[kPerLane], column_b[kPerLane];
-  float a[kPerLane], b[kPerLane], square = 0;
-#pragma unroll
-  for (int i = 0; i < kPerLane; i++) {
-    int p = i * kWarp + lane;
-    bool split = kNeox && 2 * p < h.dims;
-    column_a[i] = split ? p : 2 * p;
-    column_b[i] = split ? p + h.dims / 2 : 2 * p + 1;
-    a[i] = p < kPairs ? in[column_a[i]] : 0;
-    b[i] = p < kPairs ? in[column_b[i]] : 0;
-    square += a[i] * a[i] + b[i] * b[i];
+// One lane's share of a head: pairs of columns a and b, which rotate together.
+template <int D, bool kNeox>
+struct Pairs {
+  static constexpr int kPairs = D / 2, kEach = (kPairs + kWarp - 1) / kWarp;
+  float a[kEach], b[kEach];
+
+  static __device__ __forceinline__ int pair(int i) { return i * kWarp + threadIdx.x % kWarp; }
+  static __device__ __forceinline__ bool has(int i) { return kPairs % kWarp == 0 || pair(i) < kPairs; }
+  static __device__ __forceinline__ int column_a(int i, int dims) {
+    return kNeox && 2 * pair(i) < dims ? pair(i) : 2 * pair(i);
   }
-  float inverse = norm ? 1.0f / sqrtf(lane_sum(square) / D + h.eps) : 1.0f;
+  static __device__ __forceinline__ int column_b(int i, int dims) {
+    return kNeox && 2 * pair(i) < dims ? pair(i) + dims / 2 : 2 * pair(i) + 1;
+  }
+  __device__ __forceinline__ void load(const float* from, int dims) {
 #pragma unroll
-  for (int i = 0; i < kPerLane; i++) {
-    int p = i * kWarp + lane;
-    if (p >= kPairs) continue;
-    if (norm) {
-      a[i] *= inverse * norm[column_a[i]];
-      b[i] *= inverse * norm[column_b[i]];
+    for (int i = 0; i < kEach; i++) {
+      a[i] = from && has(i) ? from[column_a(i, dims)] : 0;
+      b[i] = from && has(i) ? from[column_b(i, dims)] : 0;
     }
+  }
+};
+
+// Norms and frequencies as a lane needs them: the same in every step, so they are fetched before the wait.
+template <int D, bool kNeox>
+struct HeadConstants {
+  Pairs<D, kNeox> q_norm, k_norm;
+  float frequency[Pairs<D, kNeox>::kEach];
+
+  __device__ __forceinline__ void load(const Heads& h) {
+    q_norm.load(h.q_norm, h.dims);
+    k_norm.load(h.k_norm, h.dims);
+#pragma unroll
+    for (int i = 0; i < Pairs<D, kNeox>::kEach; i++) {
+      int p = Pairs<D, kNeox>::pair(i);
+      frequency[i] = 2 * p < h.dims ? h.frequencies[p] : 0;
+    }
+  }
+};
+
+// One warp norms (unless `norm` is null) and rotates one head of the token at `cell`; `write` gets column and value.
+template <int D, bool kNeox, class Write>
+__device__ __forceinline__ void prepare_head(const Heads& h, Pairs<D, kNeox> x, const Pairs<D, kNeox>* norm,
+                                             const float* frequency, int cell, Write write) {
+  using P = Pairs<D, kNeox>;
+  float inverse = 1;
+  if (norm) {
+    float square = 0;
+#pragma unroll
+    for (int i = 0; i < P::kEach; i++) square += x.a[i] * x.a[i] + x.b[i] * x.b[i];
+    inverse = 1.0f / sqrtf(lane_sum(square) / D + h.eps);
+  }
+#pragma unroll
+  for (int i = 0; i < P::kEach; i++) {
+    if (!P::has(i)) continue;
+    float a = norm ? x.a[i] * (inverse * norm->a[i]) : x.a[i], b = norm ? x.b[i] * (inverse * norm->b[i]) : x.b[i];
     float s = 0, c = 1;
-    if (rotates && 2 * p < h.dims) sine_cosine((float)cell * h.frequencies[p], s, c);
-    write(column_a[i], a[i] * c - b[i] * s);
-    write(column_b[i], b[i] * c + a[i] * s);
+    if (frequency) sine_cosine((float)cell * frequency[i], s, c);  // 0 beyond the rotated columns
+    write(P::column_a(i, h.dims), a * c - b * s);
+    write(P::column_b(i, h.dims), b * c + a * s);
   }
 }
 
@@ -85,13 +115,17 @@ template <int D, bool kNeox, class Kv>
 __global__ void __launch_bounds__(128) append(const Heads h, const int* position, typename Kv::Cell* keys,
                                               typename Kv::Cell* values) {
   let_next_start();
+  HeadConstants<D, kNeox> constants;
+  constants.load(h);
   wait_for_previous();
   int head = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp, t = blockIdx.y;
   if (head >= 2 * h.kv_heads) return;
   bool is_key = head < h.kv_heads;
   int g = head % h.kv_heads, cell = *position + t;
   typename Kv::Cell* out = (is_key ? keys : values) + ((size_t)cell * h.kv_heads + g) * D;
-  prepare_head<D, kNeox>(h, (is_key ? h.k : h.v) + ((size_t)t * h.kv_heads + g) * D, is_key ? h.k_norm : nullptr, is_key,
+  Pairs<D, kNeox> x;
+  x.load((is_key ? h.k : h.v) + ((size_t)t * h.kv_heads + g) * D, h.dims);
+  prepare_head<D, kNeox>(h, x, is_key && h.k_norm ? &constants.k_norm : nullptr, is_key ? constants.frequency : nullptr,
                          cell, [&](int c, float v) { out[c] = Kv::pack(v); });
 }
 
@@ -100,7 +134,7 @@ constexpr int kFresh = 8;   // the most new tokens that attend() appends itself
 constexpr int kAhead = 4;   // loads of keys or values that a lane has in flight
 
 // Cells of one split: a function of the number of cells alone, so that results depend on position and shape only.
-__device__ __forceinline__ int split_cells(int cells) { return ((cells + kSplits - 1) / kSplits + 31) / 32 * 32; }
+__device__ __forceinline__ int split_cells(int cells) { return ((cells + kSplits - 1) / kSplits + 63) / 64 * 64; }
 
 // Sums s[0 .. R - 1] over kLanes lanes. Where R is a power of two, lane `part` gets the sum of head part * R / kLanes, with
 // fewer exchanges than one butterfly a head takes; elsewhere all lanes get all sums.
@@ -148,19 +182,42 @@ __global__ void __launch_bounds__(kAttendThreads) attend(const Heads h, const in
   float *scores = (float*)scores4, *joined = (float*)joined4;
   Cell *fresh_keys = (Cell*)fresh[0], *fresh_values = (Cell*)fresh[1];
   let_next_start();
+  HeadConstants<D, kNeox> constants;
+  constants.load(h);
   wait_for_previous();
-  int first = *position, first_head = blockIdx.y * R, t = blockIdx.z;
-  int cells = first + t + 1, each = split_cells(cells), active = (cells + each - 1) / each;
+  int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, t = blockIdx.z, first_head = blockIdx.y * R;
+  Pairs<D, kNeox> mine;  // the head this warp prepares, fetched beside the position
+  if (warp < R) mine.load(h.q + ((size_t)t * h.heads + first_head + warp) * D, h.dims);
+  int first = *position, cells = first + t + 1, each = split_cells(cells), active = (cells + each - 1) / each;
   if (blockIdx.x >= active) return;
   int begin = blockIdx.x * each, end = min(cells, begin + each), heads_of_one = h.heads / h.kv_heads;
-  int g = first_head / heads_of_one, lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  int part = threadIdx.x % kLanes, side = threadIdx.x / kLanes;
-  int fresh_begin = kAppends ? max(begin, first) : end, items = R + 2 * max(0, end - fresh_begin);
+  int g = first_head / heads_of_one, part = threadIdx.x % kLanes, side = threadIdx.x / kLanes;
+  int fresh_begin = kAppends ? min(end, max(begin, first)) : end, items = R + 2 * (end - fresh_begin);
+
+  // Keys and values of the cache from cell `from` on, kAhead rounds of them; new cells come from shared memory.
+  auto fetch = [&](typename Kv::Raw (&raw)[kAhead], const Cell* cache, int from, int stop) {
+#pragma unroll
+    for (int a = 0; a < kAhead; a++) {
+      int cell = from + a * kCells + side;
+      if (cell < min(stop, fresh_begin)) raw[a] = Kv::fetch(cache + ((size_t)cell * h.kv_heads + g) * D + part * 8);
+    }
+  };
+  auto patch = [&](typename Kv::Raw (&raw)[kAhead], const Cell* fresh_cells, int from, int stop) {
+    if (!kAppends || stop <= fresh_begin) return;
+#pragma unroll
+    for (int a = 0; a < kAhead; a++) {
+      int cell = from + a * kCells + side;
+      if (cell >= fresh_begin && cell < stop) raw[a] = Kv::fetch(fresh_cells + (cell - fresh_begin) * D + part * 8);
+    }
+  };
+  typename Kv::Raw key_raw[kAhead] = {}, value_raw[kAhead] = {};
+  fetch(key_raw, keys, begin, min(end, begin + kTileCells));
+  fetch(value_raw, values, begin, min(end, begin + kTileCells));
 
   for (int item = warp; item < items; item += kAttendWarps) {
     if (item < R) {
       float* to = joined + item * D;
-      prepare_head<D, kNeox>(h, h.q + ((size_t)t * h.heads + first_head + item) * D, h.q_norm, true, first + t,
+      prepare_head<D, kNeox>(h, mine, h.q_norm ? &constants.q_norm : nullptr, constants.frequency, first + t,
                              [&](int c, float v) { to[c] = v * scale; });
     } else if constexpr (kAppends) {
       bool is_key = item % 2 == R % 2;
@@ -168,8 +225,10 @@ __global__ void __launch_bounds__(kAttendThreads) attend(const Heads h, const in
       size_t at = ((size_t)cell * h.kv_heads + g) * D;
       Cell *to = (is_key ? fresh_keys : fresh_values) + (cell - fresh_begin) * D, *cache = (is_key ? keys : values) + at;
       bool writes = cell == first + t && first_head % heads_of_one == 0;
-      prepare_head<D, kNeox>(h, (is_key ? h.k : h.v) + ((size_t)(cell - first) * h.kv_heads + g) * D,
-                             is_key ? h.k_norm : nullptr, is_key, cell, [&](int c, float v) {
+      Pairs<D, kNeox> x;
+      x.load((is_key ? h.k : h.v) + ((size_t)(cell - first) * h.kv_heads + g) * D, h.dims);
+      prepare_head<D, kNeox>(h, x, is_key && h.k_norm ? &constants.k_norm : nullptr,
+                             is_key ? constants.frequency : nullptr, cell, [&](int c, float v) {
                                to[c] = Kv::pack(v);
                                if (writes) cache[c] = to[c];
                              });
@@ -179,11 +238,6 @@ __global__ void __launch_bounds__(kAttendThreads) attend(const Heads h, const in
     tops[threadIdx.x] = minus_infinity();
     sums[threadIdx.x] = 0;
   }
-  auto fetch = [&](const Cell* cached, const Cell* news, int cell) {
-    bool is_new = kAppends && cell >= fresh_begin;
-    const Cell* from = is_new ? news + (cell - fresh_begin) * D : cached + ((size_t)cell * h.kv_heads + g) * D;
-    return Kv::fetch(from + part * 8);
-  };
   __syncthreads();
   float query[R][8];
 #pragma unroll
@@ -192,18 +246,15 @@ __global__ void __launch_bounds__(kAttendThreads) attend(const Heads h, const in
   float acc[R][8] = {};
   for (int tile = begin; tile < end; tile += kTileCells) {
     int count = min(kTileCells, end - tile);
-    typename Kv::Raw raw[kAhead];
     for (int base = 0; base < count; base += kCells * kAhead) {
-#pragma unroll
-      for (int a = 0; a < kAhead; a++)
-        if (base + a * kCells < count)
-          raw[a] = fetch(keys, fresh_keys, tile + min(base + a * kCells + side, count - 1));
+      if (tile > begin || base > 0) fetch(key_raw, keys, tile + base, tile + count);
+      patch(key_raw, fresh_keys, tile + base, tile + count);
 #pragma unroll
       for (int a = 0; a < kAhead; a++) {
         if (base + a * kCells >= count) break;  // the same in all lanes, as whole warps make the sums
         int c = base + a * kCells + side;
         float key[8], s[R] = {};
-        Kv::unpack(raw[a], key);
+        Kv::unpack(key_raw[a], key);
 #pragma unroll
         for (int r = 0; r < R; r++)
 #pragma unroll
@@ -218,9 +269,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend(const Heads h, const in
         }
       }
     }
-#pragma unroll
-    for (int a = 0; a < kAhead; a++)
-      if (a * kCells + side < count) raw[a] = fetch(values, fresh_values, tile + a * kCells + side);
+    if (tile > begin) fetch(value_raw, values, tile, tile + count);
     __syncthreads();
     for (int r = warp; r < R; r += kAttendWarps) {
       float top = tops[r], sum = 0;
@@ -244,16 +293,14 @@ __global__ void __launch_bounds__(kAttendThreads) attend(const Heads h, const in
 #pragma unroll
       for (int i = 0; i < 8; i++) acc[r][i] *= fade[r];
     for (int base = 0; base < count; base += kCells * kAhead) {
-#pragma unroll
-      for (int a = 0; a < kAhead; a++)
-        if (base > 0 && base + a * kCells + side < count)
-          raw[a] = fetch(values, fresh_values, tile + base + a * kCells + side);
+      if (base > 0) fetch(value_raw, values, tile + base, tile + count);
+      patch(value_raw, fresh_values, tile + base, tile + count);
 #pragma unroll
       for (int a = 0; a < kAhead; a++) {
         int c = base + a * kCells + side;
         if (c >= count) break;
         float value[8];
-        Kv::unpack(raw[a], value);
+        Kv::unpack(value_raw[a], value);
 #pragma unroll
         for (int r = 0; r < R; r++) {
           float p = scores[c * kStride + r];

@@ -12,22 +12,43 @@ struct ExpertPool {  // slot s of a layer lies at base + s * stride, its matrice
   u64 stride, gate, up, down;
 };
 
-// activation[t, r, f] = silu(gate h_t) * (up h_t) of the expert in slots[t, r]. Grid: (row blocks, tokens * top_k).
-template <class Gate, class Up>
+// activation[t, r, f] = silu(gate h_t) * (up h_t) of the expert in slots[t, r]. With kChooses each block first makes the
+// choice itself, from the logits, and the first block of a token writes it. Grid: (row blocks, tokens * top_k).
+template <bool kChooses, class Gate, class Up>
 __global__ void __launch_bounds__(kGateUpThreads, kGateUpBlocks)
-    expert_gate_up(const ExpertPool pool, const int* slots, const float* hidden, float* activation, int e, int f,
-                   int top_k) {
+    expert_gate_up(const ExpertPool pool, const Choice choice, const float* hidden, float* activation, int e, int f) {
   static_assert(Gate::kLanes == Up::kLanes && Gate::kRows == Up::kRows);
   extern __shared__ float4 shared[];
   constexpr int NR = Gate::kRows;
   let_next_start();
   wait_for_previous();
-  int pair = blockIdx.y, lane = threadIdx.x % Gate::kLanes;
-  const u8* slot = pool.base + pool.stride * (u64)slots[pair];
+  int pair = blockIdx.y, top_k = choice.top_k, lane = threadIdx.x % Gate::kLanes;
+  int number = 0;
+  Staged s = staged((float*)shared, e, 1);
+  auto stage_hidden = [&]() { stage<1, 2>(s, hidden + (size_t)(pair / top_k) * e, 1, e, nullptr, nullptr); };
+  if constexpr (kChooses) {
+    __shared__ int chosen[kMostChosen];
+    stage_hidden();
+    if (threadIdx.x < kWarp) {
+      int id;
+      float weight;
+      choose(choice, pair / top_k, id, number, weight);
+      chosen[threadIdx.x] = number;
+      if (blockIdx.x == 0 && pair % top_k == 0 && threadIdx.x < top_k) {
+        choice.ids[pair + threadIdx.x] = id;
+        choice.slots[pair + threadIdx.x] = number;
+        choice.weights[pair + threadIdx.x] = weight;
+      }
+    }
+    __syncthreads();
+    number = chosen[pair % top_k];
+  } else {
+    number = choice.slots[pair];
+  }
+  const u8* slot = pool.base + pool.stride * (u64)number;
   int base = ((int)blockIdx.x * (blockDim.x / Gate::kLanes) + threadIdx.x / Gate::kLanes) * NR;
   u64 blocks = blocks_in<typename Gate::Block>(f, e);
   int units = e / Gate::Block::kUnit;
-  Staged s = staged((float*)shared, e, 1);
   float gate[NR], up[NR];
   if constexpr (same<typename Gate::Block, typename Up::Block>) {
     const u8* w[2 * NR];
@@ -39,8 +60,10 @@ __global__ void __launch_bounds__(kGateUpThreads, kGateUpBlocks)
     }
     Rows<Gate, 2 * NR, 1> rows;
     rows.load(w, blocks, row, units);
-    stage<1>(s, hidden + (size_t)(pair / top_k) * e, 1, e, nullptr, nullptr);
-    __syncthreads();
+    if constexpr (!kChooses) {
+      stage_hidden();
+      __syncthreads();
+    }
     float acc[2 * NR][1] = {};
     rows.dot(w, blocks, row, units, s, acc);
 #pragma unroll
@@ -59,8 +82,10 @@ __global__ void __launch_bounds__(kGateUpThreads, kGateUpBlocks)
     Rows<Up, NR, 1> ups;
     gates.load(w_gate, blocks, row, units);
     ups.load(w_up, up_blocks, row, up_units);
-    stage<1>(s, hidden + (size_t)(pair / top_k) * e, 1, e, nullptr, nullptr);
-    __syncthreads();
+    if constexpr (!kChooses) {
+      stage_hidden();
+      __syncthreads();
+    }
     float a[NR][1] = {}, b[NR][1] = {};
     gates.dot(w_gate, blocks, row, units, s, a);
     ups.dot(w_up, up_blocks, row, up_units, s, b);

@@ -28,13 +28,13 @@ __device__ __forceinline__ Staged staged(float* shared, int k, int tokens) {
 }
 
 // Copies `tokens` rows of k floats from `x` into shared memory, times `norm` if given; tokens beyond count as zero.
-// Every thread calls it; the caller synchronises. With `norm`, each warp leaves its part of the sum of x^2 per token.
-template <int NT>
+// Every thread calls it, with kAhead loads in flight; the caller synchronises. With `norm`, each warp leaves its part of the sum of x^2 per token.
+template <int NT, int kAhead = 4>
 __device__ __forceinline__ void stage(const Staged& s, const float* x, int tokens, int k, const float* norm,
                                       float (*squares)[kWarp]) {
   for (int t = 0; t < NT; t++) {
     float square = 0;
-#pragma unroll 2
+#pragma unroll kAhead
     for (int base = 0; base < k; base += 4 * blockDim.x) {
       int c = base + 4 * threadIdx.x;
       float4 v = make_float4(0, 0, 0, 0);
