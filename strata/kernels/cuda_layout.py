@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_WARP = 32
-
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
@@ -22,7 +20,7 @@ class BlockLayout:
     unit : int
         Columns that a lane takes at once (``kUnit`` in cuda/blocks.cuh).
     depth : int
-        Units a lane has in flight at once, about 80 bytes.
+        Units of a row that a lane has in flight at most.
     planes : tuple of (offset, size)
         Fields of a block in the order of their planes; empty where blocks lie as in the file.
     """
@@ -52,39 +50,31 @@ LAYOUTS = {
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a group of lanes reads its rows.
+    """How a team of warps reads rows: a function of their type and length alone, as a row's sum depends on it.
 
     Attributes
     ----------
     type : str
-    lanes : int
-        Lanes of a group, a power of two up to 32: a function of the row's type and length alone, as a row's sum
-        depends on it.
+    warps : int
+        Warps of a team, which share the units of its rows.
     depth : int
         Units of a row that a lane has in flight.
-    rows : int
-        Rows of a group; every activation that is read serves them all.
     """
 
     type: str
-    lanes: int
+    warps: int
     depth: int
-    rows: int
 
     @classmethod
-    def of(cls, type_: str, columns: int, rows: int = 2, limit: int = 0) -> Tile:
-        """Return the tile for rows of `columns`, with at most `limit` units in flight (0: the type's own depth)."""
+    def of(cls, type_: str, columns: int, most_warps: int = 16) -> Tile:
+        """Return the tile for rows of `columns`: enough warps that each has few of the steps of four units."""
         layout = LAYOUTS[type_]
-        units = columns // layout.unit
-        lanes = 4
-        while lanes < _WARP and lanes * 2 * layout.depth <= units:
-            lanes *= 2
-        each = -(-units // lanes)
-        rounds = -(-each // (limit or layout.depth + layout.depth // 2))
-        return cls(type_, lanes, -(-each // rounds), rows)
+        steps = -(-columns // layout.unit // 4)
+        depth = min(layout.depth, -(-steps // most_warps))
+        return cls(type_, min(most_warps, -(-steps // depth)), depth)
 
     def __str__(self) -> str:
-        return f"Tile<{self.type},{self.lanes},{self.depth},{self.rows}>"
+        return f"Tile<{self.type},{self.warps},{self.depth}>"
 
 
 def row_bytes(type_: str, columns: int) -> int:

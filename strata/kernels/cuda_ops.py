@@ -21,11 +21,11 @@ from strata.kernels.ops import Array, KvLayer, Rope, RopeStyle
 _SPLITS = 32  # of the KV cache in attention (kSplits in cuda/attention.cu)
 _FRESH = 8  # most tokens that attention appends by itself (kFresh there)
 _WARP = 32
-_PROJECT_THREADS = 384  # most of a block (kProjectThreads in cuda/project.cu)
-_GATE_UP_THREADS = 128
+_TILE_ROWS = 16  # of a team of warps (kTileRows in cuda/gemv.cuh)
 _ROUTE_THREADS = 128
+_STATIC_SHARED = 16 << 10  # most that a kernel has besides the staged activations
 _TOKENS = 4  # tokens that one pass over a weight serves
-_HEAD_ROWS = 16384  # a matrix of more rows is walked, and its tiles have more rows
+_THREADS = 768  # of a processor, which projections keep busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,7 @@ class CudaOps:
         device = cupy.cuda.Device()
         self._arch = int(device.compute_capability)
         self._processors = int(device.attributes["MultiProcessorCount"])
+        self._shared_limit = int(device.attributes["MaxSharedMemoryPerBlockOptin"]) - _STATIC_SHARED
         self._scratch = scratch
         self._cache = cache
         self._kernels: dict[Kernel, LoadedKernel] = {}
@@ -264,12 +265,12 @@ class CudaOps:
         self, x: Array, norm: Array, eps: float, router: CudaWeight, hidden: Array, choice: _Choice, chooses: bool
     ) -> None:
         tokens, embedding = x.shape
-        tile = Tile.of(router.type, embedding, rows=1, limit=16)
-        together = min(tokens, _TOKENS)
+        together = self._together(tokens, embedding)
+        each = -(-router.rows // _WARP)
         self._launch(
             "route",
-            f"route<{str(chooses).lower()},{together},{tile}>",
-            (-(-router.rows * tile.lanes // _ROUTE_THREADS),),
+            f"route<{str(chooses).lower()},{together},{router.type},{each}>",
+            (-(-router.rows * _WARP // _ROUTE_THREADS),),
             _ROUTE_THREADS,
             *(router.data, x, norm, eps, embedding, tokens, hidden, self._scratch["logits"], self._scratch["counters"]),
             choice,
@@ -290,28 +291,29 @@ class CudaOps:
         activation = self._scratch["activation"]
         width = activation.shape[-1]
         structure = _Pool(pool.data.data.ptr, pool.stride, pool.gate, pool.up, pool.down)
-        gate, up = Tile.of(pool.gate_type, embedding), Tile.of(pool.up_type, embedding)
-        rows = _GATE_UP_THREADS // gate.lanes * gate.rows
+        if pool.gate_type != pool.up_type:
+            raise ValueError(f"gate is {pool.gate_type} and up {pool.up_type}")
+        tile = Tile.of(pool.gate_type, embedding)
+        teams = max(1, 8 // tile.warps)
+        each = -(-choice.n // _WARP) if chooses else 1
         self._launch(
             "experts",
-            f"expert_gate_up<{str(chooses).lower()},{gate},{up}>",
-            (-(-width // rows), tokens * top_k),
-            _GATE_UP_THREADS,
+            f"expert_gate_up<{str(chooses).lower()},{tile},{teams},{each}>",
+            (-(-width // (8 * teams)), tokens * top_k),
+            teams * tile.warps * _WARP,
             *(structure, choice, hidden, activation, embedding, width),
             shared=_staged(embedding, 1),
         )
-        down = Tile.of(pool.down_type, width, rows=1)
-        sets = max(1, 16 // top_k)  # warps that share a rank
-        rows = sets * _WARP // down.lanes * down.rows
-        threads = sets * top_k * _WARP
+        tile = Tile.of(pool.down_type, width, most_warps=min(16, 32 // top_k))
+        threads = top_k * tile.warps * _WARP
         self._launch(
             "experts",
-            f"expert_down<{down},{threads}>",
-            (-(-embedding // rows), tokens),
+            f"expert_down<{tile},{threads}>",
+            (-(-embedding // _TILE_ROWS), tokens),
             threads,
             *(structure, ctypes.c_void_p(choice.slots), ctypes.c_void_p(choice.weights), activation, residual),
             *(embedding, width, top_k),
-            shared=_staged(top_k * width, 1) + 4 * top_k * (rows + 1),
+            shared=_staged(top_k * width, 1) + 4 * top_k * tile.warps * _TILE_ROWS,
         )
 
     def _project(
@@ -324,29 +326,35 @@ class CudaOps:
         add: bool,
     ) -> None:
         tokens, columns = x.shape
-        walked = len(weights) == 1 and weights[0].rows > _HEAD_ROWS
-        tiles = [Tile.of(weight.type, columns, *((4, 1) if walked else ())) for weight in weights]
+        tiles = [Tile.of(weight.type, columns) for weight in weights]
         kinds = list(dict.fromkeys(tiles))
-        together = min(tokens, _TOKENS)
-        # One block a processor where a single wave does it; a large matrix is walked by a few.
-        lanes = sum(weight.rows * tile.lanes // tile.rows for weight, tile in zip(weights, tiles, strict=True))
-        threads = min(_PROJECT_THREADS, max(128, -(-lanes // self._processors // _WARP) * _WARP))
-        segments = _Segments(count=len(weights))
+        threads = max(tile.warps for tile in kinds) * _WARP
+        blocks = [-(-weight.rows // _TILE_ROWS) for weight in weights]
+        # A large matrix is walked by the blocks that fit at once, which then read the activations once.
+        fit = self._processors * max(1, _THREADS // threads)
+        walks = len(weights) == 1 and blocks[0] > 4 * fit
+        segments = _Segments(count=len(weights), blocks=fit if walks else sum(blocks))
         first = 0
         for i, (weight, tile, out) in enumerate(zip(weights, tiles, outs, strict=True)):
             segments.at[i] = _Segment(weight.data.data.ptr, out.data.ptr, weight.rows, kinds.index(tile), first)
-            blocks = -(-weight.rows // (threads // tile.lanes * tile.rows))
-            first += self._processors if walked else blocks
-        segments.blocks = first
-        names = ",".join(map(str, kinds))
+            first += blocks[i]
+        together = self._together(tokens, columns)
+        flags = f"{str(add).lower()},{str(walks).lower()}"
         self._launch(
             "project",
-            f"project<{str(add).lower()},{together},{names}>",
-            (first, -(-tokens // together)),
+            f"project<{flags},{together},{threads},{','.join(map(str, kinds))}>",
+            (segments.blocks, -(-tokens // together)),
             threads,
             *(segments, x, norm, eps, columns, tokens),
             shared=_staged(columns, together),
         )
+
+    def _together(self, tokens: int, columns: int) -> int:
+        """Return how many tokens' activations one block stages."""
+        together = min(tokens, _TOKENS)
+        while together > 1 and _staged(columns, together) > self._shared_limit:
+            together -= 1
+        return together
 
     def _gather(self, table: CudaWeight, rows: Array | None, count: int, out: Array) -> None:
         units = table.columns // LAYOUTS[table.type].unit
@@ -386,7 +394,7 @@ def partial_size(tokens: int, heads: int, value_length: int) -> int:
 def _staged(columns: int, tokens: int) -> int:
     """Bytes of shared memory that `tokens` staged rows take (``staged`` in cuda/gemv.cuh)."""
     padded = columns + columns // 128 * 36 + (columns & 64) // 4
-    return 4 * tokens * (padded + (columns + 15) // 16)
+    return 4 * tokens * (padded + 2 * -(-columns // 16))
 
 
 def _pointer(array: Array | None) -> int:

@@ -4,29 +4,34 @@
 //   load(w, blocks, unit)    `w` start of the matrix, `blocks` in all of it, `unit` counted from its start; below, from
 //                            the start of the row
 //   column(unit, s)          first column of sub-block s of kSubs; a sub-block is kSubLen consecutive columns
-//   scales(raw, unit, s, scale, min), quad(raw, unit, s, i): columns 4i .. 4i+3 of sub-block s as codes v;
-//                            the weight is scale * (v * kMul + kAdd) - min, kMul and kAdd undoing the code exactly
+//   scales(raw, unit, s, scale, min) and codes(raw, unit, s, i, even, odd): columns 4i, 4i+2 and 4i+1, 4i+3 of sub-block
+//                            s as pairs of halves; the weight is scale * (code + kAdd) - min
 //
-// Integers become floats without conversions: a byte is permuted into the mantissa of 0.5 (kMul, kAdd undo it; codes
-// stay near the middle of their range, so float32 sums lose nothing) or, for full bytes, of 2^23.
+// The codes feed matrix units, so they are made in twos and without conversions: a field is masked into the mantissa of
+// 64 or 1024, which kAdd takes off again. Such halves are exact. Float types have quad() instead: four columns in float32.
+//
+// kLean: few enough registers for 1024 threads of a processor.
 //
 // Matrices whose blocks are not a multiple of 16 bytes are stored field by field ("planes", see layout.cu).
 #pragma once
 
-template <int kByte>
-__device__ __forceinline__ float half_plus(u32 w) {  // 0.5 + byte / 256, byte < 128
-  return __uint_as_float(__byte_perm(w, 0x3f000000u, 0x7044 | kByte << 8));
+constexpr u32 kNibble = 0x00f000f0u, k64 = 0x54005400u;  // a field of 64 + code: bits 4 to 9 of each half
+
+__device__ __forceinline__ u32 field(u32 w, u32 mask, u32 base) {  // one instruction, which the compiler makes two
+  u32 v;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(w), "r"(mask), "r"(base));
+  return v;
 }
-__device__ __forceinline__ float4 halves_plus(u32 w) {
-  return make_float4(half_plus<0>(w), half_plus<1>(w), half_plus<2>(w), half_plus<3>(w));
+// The nibbles of four bytes, low or high ones, as 64 + nibble.
+__device__ __forceinline__ void nibbles(u32 w, bool high, u32& even, u32& odd) {
+  even = field(high ? w : w << 4, kNibble, k64);
+  odd = field(high ? w >> 8 : w >> 4, kNibble, k64);
 }
-template <int kByte>
-__device__ __forceinline__ float signed_byte(u32 flipped) {  // int8 whose sign bit was flipped
-  return __uint_as_float(__byte_perm(flipped, 0x4b000000u, 0x7440 | kByte)) - 8388736.0f;
-}
-__device__ __forceinline__ float4 signed_bytes(u32 w) {
+// Four int8 as 1152 + byte.
+__device__ __forceinline__ void signed_bytes(u32 w, u32& even, u32& odd) {
   w ^= 0x80808080u;
-  return make_float4(signed_byte<0>(w), signed_byte<1>(w), signed_byte<2>(w), signed_byte<3>(w));
+  even = __byte_perm(w, 0x64646464u, 0x4240);
+  odd = __byte_perm(w, 0x64646464u, 0x4341);
 }
 __device__ __forceinline__ u32 word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 __device__ __forceinline__ u32 word(const uint2& v, int i) { return i == 0 ? v.x : v.y; }
@@ -34,9 +39,8 @@ __device__ __forceinline__ u32 word(const uint2& v, int i) { return i == 0 ? v.x
 // ---- floats ----
 
 struct Plain {
-  static constexpr bool kScaled = false, kSums = false;
+  static constexpr bool kCoded = false, kLean = true;
   static constexpr int kBlock = 1;  // columns of one block
-  static constexpr float kMul = 1, kAdd = 0;
   static constexpr int kSubs = 1;
   template <class Raw>
   static __device__ __forceinline__ void scales(const Raw&, int, int, float& scale, float& min) {
@@ -77,9 +81,9 @@ struct BF16 : F16 {
 // ---- blocks of 32 ----
 
 struct Q8_0 {  // planes: codes 32, d 2
-  static constexpr bool kScaled = true, kSums = false;
+  static constexpr bool kCoded = true, kLean = true;
   static constexpr int kBlock = 32, kUnit = 32, kSubs = 1, kSubLen = 32;
-  static constexpr float kMul = 1, kAdd = 0;
+  static constexpr float kAdd = -1152;
   struct Raw {
     uint4 a, b;
     u16 d;
@@ -92,19 +96,19 @@ struct Q8_0 {  // planes: codes 32, d 2
     scale = half_to_float(r.d);
     min = 0;
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, int, int, int i) {
-    return signed_bytes(i < 4 ? word(r.a, i) : word(r.b, i - 4));
+  static __device__ __forceinline__ void codes(const Raw& r, int, int, int i, u32& even, u32& odd) {
+    signed_bytes(i < 4 ? word(r.a, i) : word(r.b, i - 4), even, odd);
   }
 };
 
 struct Nibbles {  // 16 bytes: low nibbles are columns 0-15, high nibbles 16-31
-  static constexpr bool kScaled = true, kSums = true;
+  static constexpr bool kCoded = true, kLean = true;
   static constexpr int kBlock = 32, kUnit = 32, kSubs = 2, kSubLen = 16;
   static __device__ __forceinline__ int column(int unit, int s) { return unit * 32 + s * 16; }
 };
 
 struct Q4_0 : Nibbles {  // planes: codes 16, d 2
-  static constexpr float kMul = 32, kAdd = -16 - 8;
+  static constexpr float kAdd = -64 - 8;
   struct Raw {
     uint4 q;
     u16 d;
@@ -116,14 +120,13 @@ struct Q4_0 : Nibbles {  // planes: codes 16, d 2
     scale = half_to_float(r.d);
     min = 0;
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, int, int s, int i) {
-    u32 w = word(r.q, i);
-    return halves_plus((s == 0 ? w << 3 : w >> 1) & 0x78787878u);
+  static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
+    nibbles(word(r.q, i), s, even, odd);
   }
 };
 
 struct Q4_1 : Nibbles {  // planes: codes 16, d and m 4
-  static constexpr float kMul = 32, kAdd = -16;
+  static constexpr float kAdd = -64;
   struct Raw {
     uint4 q;
     u32 dm;
@@ -135,9 +138,8 @@ struct Q4_1 : Nibbles {  // planes: codes 16, d and m 4
     scale = half_to_float(r.dm);
     min = -half_to_float(r.dm >> 16);
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, int, int s, int i) {
-    u32 w = word(r.q, i);
-    return halves_plus((s == 0 ? w << 3 : w >> 1) & 0x78787878u);
+  static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
+    nibbles(word(r.q, i), s, even, odd);
   }
 };
 
@@ -149,9 +151,8 @@ __device__ __forceinline__ u32 lookup(u32 w, int high, u32 t0, u32 t1, u32 t2, u
   return __byte_perm(low, up, (s & 0x8888u) >> 1 | 0x3210u);
 }
 
-struct MXFP4 : Nibbles {  // planes: codes 16, exponent 1; codes are E2M1 doubled
-  static constexpr bool kSums = false;
-  static constexpr float kMul = 1, kAdd = 0;
+struct MXFP4 : Nibbles {  // planes: codes 16, exponent 1; codes are E2M1 doubled, as halves whose lower byte is 0
+  static constexpr float kAdd = 0;
   struct Raw {
     uint4 q;
     u32 e;
@@ -163,8 +164,10 @@ struct MXFP4 : Nibbles {  // planes: codes 16, exponent 1; codes are E2M1 double
     scale = __uint_as_float(r.e < 2 ? 0x00200000u << r.e : (r.e - 1) << 23);  // 2^(e - 128)
     min = 0;
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, int, int s, int i) {
-    return signed_bytes(lookup(word(r.q, i), s, 0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu));
+  static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
+    u32 upper = lookup(word(r.q, i), s, 0x42403c00u, 0x4a484644u, 0xc2c0bc80u, 0xcac8c6c4u);
+    even = __byte_perm(upper, 0, 0x2404);
+    odd = __byte_perm(upper, 0, 0x3414);
   }
 };
 
@@ -180,7 +183,7 @@ __device__ __forceinline__ void k_scales(const uint4& h, int j, u32& scale, u32&
 }
 
 struct SuperBlock64 {  // a unit is 32 bytes of codes: low nibbles, then high nibbles, 32 columns each
-  static constexpr bool kScaled = true, kSums = true;
+  static constexpr bool kCoded = true;
   static constexpr int kBlock = 256, kUnit = 64, kSubs = 2, kSubLen = 32;
   static __device__ __forceinline__ int column(int unit, int s) { return unit * 64 + s * 32; }
   static __device__ __forceinline__ void scales_of(const uint4& head, int unit, int s, float& scale, float& min) {
@@ -192,7 +195,8 @@ struct SuperBlock64 {  // a unit is 32 bytes of codes: low nibbles, then high ni
 };
 
 struct Q4_K : SuperBlock64 {
-  static constexpr float kMul = 32, kAdd = -16;
+  static constexpr bool kLean = true;
+  static constexpr float kAdd = -64;
   struct Raw {
     uint4 head, a, b;
   };
@@ -204,14 +208,14 @@ struct Q4_K : SuperBlock64 {
   static __device__ __forceinline__ void scales(const Raw& r, int unit, int s, float& scale, float& min) {
     scales_of(r.head, unit, s, scale, min);
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, int, int s, int i) {
-    u32 w = i < 4 ? word(r.a, i) : word(r.b, i - 4);
-    return halves_plus((s == 0 ? w << 3 : w >> 1) & 0x78787878u);
+  static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
+    nibbles(i < 4 ? word(r.a, i) : word(r.b, i - 4), s, even, odd);
   }
 };
 
 struct Q5_K : SuperBlock64 {
-  static constexpr float kMul = 64, kAdd = -32;
+  static constexpr bool kLean = false;
+  static constexpr float kAdd = -64;
   struct Raw {
     uint4 head, h0, h1, a, b;
   };
@@ -223,18 +227,18 @@ struct Q5_K : SuperBlock64 {
   static __device__ __forceinline__ void scales(const Raw& r, int unit, int s, float& scale, float& min) {
     scales_of(r.head, unit, s, scale, min);
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, int unit, int s, int i) {
-    u32 w = i < 4 ? word(r.a, i) : word(r.b, i - 4);
-    u32 h = (i < 4 ? word(r.h0, i) : word(r.h1, i - 4)) >> (unit & 3) * 2;
-    u32 low = (s == 0 ? w << 2 : w >> 2) & 0x3c3c3c3cu;
-    return halves_plus(low | ((s == 0 ? h << 6 : h << 5) & 0x40404040u));
+  static __device__ __forceinline__ void codes(const Raw& r, int unit, int s, int i, u32& even, u32& odd) {
+    nibbles(i < 4 ? word(r.a, i) : word(r.b, i - 4), s, even, odd);
+    u32 h = (i < 4 ? word(r.h0, i) : word(r.h1, i - 4)) >> (unit & 3) * 2 + s;
+    even = field(h << 8, 0x01000100u, even);
+    odd = field(h, 0x01000100u, odd);
   }
 };
 
 struct Q6_K {  // planes: low bits 128, high bits 64, scales 16, d 2; a unit is 16 + 16 low and 16 high bytes
-  static constexpr bool kScaled = true, kSums = true;
+  static constexpr bool kCoded = true, kLean = false;
   static constexpr int kBlock = 256, kUnit = 64, kSubs = 4, kSubLen = 16;
-  static constexpr float kMul = 128, kAdd = -64 - 32;
+  static constexpr float kAdd = -64 - 32;
   struct Raw {
     uint4 a, b, h;
     uint2 sc;
@@ -251,17 +255,17 @@ struct Q6_K {  // planes: low bits 128, high bits 64, scales 16, d 2; a unit is 
     scale = half_to_float(r.d) * (float)(int)(i8)(s % 2 == 0 ? w : w >> 16);
     min = 0;
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, int, int s, int i) {
-    u32 w = word(s % 2 == 0 ? r.a : r.b, i), h = word(r.h, i);
-    u32 low = (s < 2 ? w << 1 : w >> 3) & 0x1e1e1e1eu;
-    return halves_plus(low | ((s == 0 ? h << 5 : s == 1 ? h << 3 : s == 2 ? h << 1 : h >> 1) & 0x60606060u));
+  static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
+    u32 h = word(r.h, i);
+    nibbles(word(s % 2 == 0 ? r.a : r.b, i), s >= 2, even, odd);
+    even = field(h << 8 - 2 * s, 0x03000300u, even);
+    odd = field(h >> 2 * s, 0x03000300u, odd);
   }
 };
 
 struct IQ4_XS : Nibbles {  // planes: codes 128, head (d 2, high scale bits 2, low scale bits 4) 8
-  static constexpr bool kSums = false;
   static constexpr int kBlock = 256;
-  static constexpr float kMul = 1, kAdd = 0;
+  static constexpr float kAdd = -1152;
   struct Raw {
     uint4 q;
     uint2 head;
@@ -275,8 +279,8 @@ struct IQ4_XS : Nibbles {  // planes: codes 128, head (d 2, high scale bits 2, l
     scale = half_to_float(r.head.x) * (float)(code - 32);
     min = 0;
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, int, int s, int i) {
-    return signed_bytes(lookup(word(r.q, i), s, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u));
+  static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
+    signed_bytes(lookup(word(r.q, i), s, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u), even, odd);
   }
 };
 
@@ -284,9 +288,9 @@ struct IQ4_XS : Nibbles {  // planes: codes 128, head (d 2, high scale bits 2, l
 __device__ const u32 kIq3sGrid[512] = {IQ3_S_GRID};
 
 struct IQ3_S {  // planes: grid indices 64, signs 32, high index bits 8, scales 4, d 2
-  static constexpr bool kScaled = true, kSums = false;
+  static constexpr bool kCoded = true, kLean = false;
   static constexpr int kBlock = 256, kUnit = 32, kSubs = 1, kSubLen = 32;
-  static constexpr float kMul = 1, kAdd = 0;
+  static constexpr float kAdd = -64 - 16;
   struct Raw {
     uint2 q;
     u32 signs, high, scale;
@@ -301,15 +305,13 @@ struct IQ3_S {  // planes: grid indices 64, signs 32, high index bits 8, scales 
     scale = half_to_float(r.d) * (float)(1 + 2 * (r.scale >> 4 * (unit & 1) & 15));
     min = 0;
   }
-  static __device__ __forceinline__ float4 quad(const Raw& r, int, int, int i) {
+  static __device__ __forceinline__ void codes(const Raw& r, int, int, int i, u32& even, u32& odd) {
     u32 g = __ldg(kIq3sGrid + ((word(r.q, i / 4) >> 8 * (i % 4) & 0xff) | (r.high >> i & 1) << 8));
-    u32 s = r.signs >> 4 * i;
-    float4 v = signed_bytes(g);
-    v.x = __uint_as_float(__float_as_uint(v.x) ^ (s & 1) << 31);
-    v.y = __uint_as_float(__float_as_uint(v.y) ^ (s & 2) << 30);
-    v.z = __uint_as_float(__float_as_uint(v.z) ^ (s & 4) << 29);
-    v.w = __uint_as_float(__float_as_uint(v.w) ^ (s & 8) << 28);
-    return v;
+    u32 s = r.signs >> 4 * i;  // a set bit turns a byte m into ~m + 1 = -m; 16 more make it fit five bits
+    u32 flip = (s & 1 ? 0xffu : 0) | (s & 2 ? 0xff00u : 0) | (s & 4 ? 0xff0000u : 0) | (s & 8 ? 0xff000000u : 0);
+    u32 code = __vadd4(g ^ flip, (flip & 0x01010101u) + 0x10101010u);
+    even = (code & 0x00ff00ffu) * 16 + k64;
+    odd = (code >> 8 & 0x00ff00ffu) * 16 + k64;
   }
 };
 #endif

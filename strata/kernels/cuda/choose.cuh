@@ -1,7 +1,7 @@
 // The choice of experts from router logits, by one warp.
 #pragma once
 
-constexpr int kMostExperts = 512, kMostChosen = 32;
+constexpr int kMostChosen = kWarp;
 
 struct Choice {          // of one call: everything [tokens, top_k] but the logits [tokens, n]
   const float* logits;
@@ -11,16 +11,15 @@ struct Choice {          // of one call: everything [tokens, top_k] but the logi
   int n, top_k, normalise;
 };
 
-// One warp: softmax over the n logits of token t, and its top_k best first, ties to the lower index. Rank r goes to lane r:
-// expert, slot and weight.
+// One warp: softmax over the n <= kEach * 32 logits of token t, and its top_k best first, ties to the lower index. Rank r
+// goes to lane r: expert, slot and weight.
+template <int kEach>
 __device__ __forceinline__ void choose(const Choice& c, int t, int& id, int& slot, float& weight) {
-  constexpr int kEach = kMostExperts / kWarp;
-  int lane = threadIdx.x % kWarp, each = (c.n + kWarp - 1) / kWarp, start = lane * each;  // a lane's experts are neighbours
+  int lane = threadIdx.x % kWarp, start = lane * kEach;  // a lane's experts are neighbours
   const float* logits = c.logits + (size_t)t * c.n;
   u32 key[kEach];  // ordered as the floats are; 0 is below them all
 #pragma unroll
   for (int i = 0; i < kEach; i++) {
-    if (i >= each) break;
     u32 bits = start + i < c.n ? __float_as_uint(__ldcg(logits + start + i)) : 0;
     key[i] = start + i < c.n ? (bits & 0x80000000u ? ~bits : bits | 0x80000000u) : 0;
   }
@@ -32,24 +31,21 @@ __device__ __forceinline__ void choose(const Choice& c, int t, int& id, int& slo
     int at = 0;
 #pragma unroll
     for (int i = 0; i < kEach; i++) {
-      if (i >= each) break;
-      if (key[i] > best) best = key[i], at = i;
+        if (key[i] > best) best = key[i], at = i;
     }
     u32 winner = warp_max(best);
     if (r == 0) {
       top = value(winner);
 #pragma unroll
       for (int i = 0; i < kEach; i++) {
-        if (i >= each) break;
-        if (key[i] > 0) sum += expf(value(key[i]) - top);
+            if (key[i] > 0) sum += expf(value(key[i]) - top);
       }
     }
     int holder = __ffs(__ballot_sync(kAllLanes, best == winner)) - 1;
     int chosen = __shfl_sync(kAllLanes, start + at, holder);
 #pragma unroll
     for (int i = 0; i < kEach; i++) {
-      if (i >= each) break;
-      if (start + i == chosen) key[i] = 0;
+        if (start + i == chosen) key[i] = 0;
     }
     float p = expf(value(winner) - top);
     all += p;
@@ -61,10 +57,11 @@ __device__ __forceinline__ void choose(const Choice& c, int t, int& id, int& slo
 }
 
 // The same, and lanes below top_k write what they got.
+template <int kEach>
 __device__ __forceinline__ void choose_and_write(const Choice& c, int t) {
   int id, slot, at = t * c.top_k + threadIdx.x % kWarp;
   float weight;
-  choose(c, t, id, slot, weight);
+  choose<kEach>(c, t, id, slot, weight);
   if (threadIdx.x % kWarp >= c.top_k) return;
   c.ids[at] = id;
   c.slots[at] = slot;

@@ -63,6 +63,27 @@ __device__ __forceinline__ u32 float_to_half(float f) {
   return h;
 }
 
+__device__ __forceinline__ u32 pack_halves(float low, float high) { return float_to_half(low) | float_to_half(high) << 16; }
+
+// c += a b with f16 a [16, 16] and b [16, 8], f32 c [16, 8]. Of lane (g = lane / 4, t = lane % 4): a[0] and a[2] are row g,
+// a[1] and a[3] row g + 8; c[0], c[1] row g and c[2], c[3] row g + 8, columns 2t and 2t + 1; b[0], b[1] column g. Lane t has
+// k = 2t, 2t + 1 in a[0], a[1] and b[0] and k = 2t + 8, 2t + 9 in the others.
+__device__ __forceinline__ void matrix_unit(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(b0));
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
 template <int kLanes = kWarp>

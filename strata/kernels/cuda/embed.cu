@@ -7,17 +7,24 @@ __global__ void __launch_bounds__(128) gather_rows(const u8* table, const int* r
   wait_for_previous();
   int units = k / B::kUnit, u = blockIdx.x * blockDim.x + threadIdx.x;
   if (u >= units) return;
-  u64 unit = (u64)(rows ? rows[blockIdx.y] : (int)blockIdx.y) * units + u;
-  typename B::Raw raw = B::load(table, blocks_in<B>(table_rows, k), unit);
+  u64 row = rows ? rows[blockIdx.y] : blockIdx.y;
+  typename B::Raw raw = B::load(table, blocks_in<B>(table_rows, k), row * units + u);
 #pragma unroll
   for (int s = 0; s < B::kSubs; s++) {
     float scale, min;
     B::scales(raw, u, s, scale, min);
 #pragma unroll
     for (int i = 0; i < B::kSubLen / 4; i++) {
-      float4 v = B::quad(raw, u, s, i);
-      v = make_float4(fmaf(scale, fmaf(v.x, B::kMul, B::kAdd), -min), fmaf(scale, fmaf(v.y, B::kMul, B::kAdd), -min),
-                      fmaf(scale, fmaf(v.z, B::kMul, B::kAdd), -min), fmaf(scale, fmaf(v.w, B::kMul, B::kAdd), -min));
+      float4 v;
+      if constexpr (B::kCoded) {
+        u32 even, odd;
+        B::codes(raw, u, s, i, even, odd);
+        v = make_float4(half_to_float(even), half_to_float(odd), half_to_float(even >> 16), half_to_float(odd >> 16));
+        v = make_float4(fmaf(scale, v.x + B::kAdd, -min), fmaf(scale, v.y + B::kAdd, -min),
+                        fmaf(scale, v.z + B::kAdd, -min), fmaf(scale, v.w + B::kAdd, -min));
+      } else {
+        v = B::quad(raw, u, s, i);
+      }
       *(float4*)(out + (size_t)blockIdx.y * k + B::column(u, s) + 4 * i) = v;
     }
   }
