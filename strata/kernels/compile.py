@@ -25,7 +25,7 @@ import platformdirs
 from strata.errors import KernelError
 
 _SOURCES = Path(__file__).with_name("cuda")
-_HEADERS = ("common.cuh", "blocks.cuh", "gemv.cuh", "choose.cuh")
+_HEADERS = ("common.cuh", "blocks.cuh", "gemv.cuh")
 _OPTIONS = ("-std=c++17", "--ptxas-options=-v", "--no-cache")
 
 

@@ -75,6 +75,10 @@ class _Heads(ctypes.Structure):
     )
 
 
+class _Soon(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_void_p * 6), ("bytes", ctypes.c_uint64 * 6), ("count", ctypes.c_int))
+
+
 class _Pool(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_uint64 if name != "base" else ctypes.c_void_p)
@@ -117,6 +121,7 @@ class CudaOps:
         device = cupy.cuda.Device()
         self._arch = int(device.compute_capability)
         self._processors = int(device.attributes["MultiProcessorCount"])
+        self._l2 = int(device.attributes["L2CacheSize"])
         self._shared_limit = int(device.attributes["MaxSharedMemoryPerBlockOptin"]) - _STATIC_SHARED
         self._scratch = scratch
         self._cache = cache
@@ -186,8 +191,13 @@ class CudaOps:
         kv: KvLayer,
         scale: float,
         out: Array,
+        soon: Sequence[CudaWeight] = (),
     ) -> None:
-        """See `strata.kernels.ops.Ops.attention`; `q` is left as it is."""
+        """See `strata.kernels.ops.Ops.attention`; `q` is left as it is.
+
+        `soon`, in the order of need, are weights that the next ops read: they are brought to L2 as far as a quarter of
+        it reaches, by blocks that have no cells.
+        """
         tokens, heads, size = q.shape
         groups = k.shape[1]
         q_norm, k_norm = (_pointer(norm) for norm in norms or (None, None))
@@ -208,6 +218,7 @@ class CudaOps:
             (_SPLITS, heads // together, tokens),
             256,
             *(prepared, position, kv.keys, kv.values, scale, out, self._scratch["partial"], self._scratch["counters"]),
+            self._soon(soon),
         )
 
     def route(
@@ -224,52 +235,13 @@ class CudaOps:
         slot_of: Array | None = None,
     ) -> None:
         """See `strata.kernels.ops.Ops.route`; `slots` [T, K] becomes `slot_of` of `ids`, or `ids` itself."""
-        choice = self._choice(router.rows, normalise, ids, weights, slots, slot_of)
-        self._route(x, norm, eps, router, hidden, choice, chooses=True)
-
-    def experts_add(self, hidden: Array, pool: CudaSlots, slots: Array, weights: Array, residual: Array) -> None:
-        """Add the weighted experts: ``residual[t] += sum over ranks of weights[t, r] * down(silu(gate) * up)``.
-
-        hidden and residual [T, E], slots int32 and weights float32 [T, K]; the sum is in rank order.
-        """
-        choice = self._choice(0, False, slots, weights, slots, None)
-        self._experts(hidden, pool, choice, residual, slots.shape, chooses=False)
-
-    def resident_ffn(
-        self,
-        x: Array,
-        norm: Array,
-        eps: float,
-        router: CudaWeight,
-        normalise: bool,
-        hidden: Array,
-        ids: Array,
-        weights: Array,
-        slots: Array,
-        slot_of: Array | None,
-        pool: CudaSlots,
-    ) -> None:
-        """`route` and `experts_add` to `x` where every expert has a slot: the choice is made where it is used."""
-        choice = self._choice(router.rows, normalise, ids, weights, slots, slot_of)
-        self._route(x, norm, eps, router, hidden, choice, chooses=False)
-        self._experts(hidden, pool, choice, x, slots.shape, chooses=True)
-
-    def _choice(
-        self, experts: int, normalise: bool, ids: Array, weights: Array, slots: Array, slot_of: Array | None
-    ) -> _Choice:
-        logits = self._scratch.get("logits")
-        pointers = (_pointer(each) for each in (logits, slot_of, ids, slots, weights))
-        return _Choice(*pointers, experts, slots.shape[1], int(normalise))
-
-    def _route(
-        self, x: Array, norm: Array, eps: float, router: CudaWeight, hidden: Array, choice: _Choice, chooses: bool
-    ) -> None:
         tokens, embedding = x.shape
+        pointers = (_pointer(each) for each in (self._scratch["logits"], slot_of, ids, slots, weights))
+        choice = _Choice(*pointers, router.rows, ids.shape[1], int(normalise))
         together = self._together(tokens, embedding)
-        each = -(-router.rows // _WARP)
         self._launch(
             "route",
-            f"route<{str(chooses).lower()},{together},{router.type},{each}>",
+            f"route<{together},{router.type},{-(-router.rows // _WARP)}>",
             (-(-router.rows * _WARP // _ROUTE_THREADS),),
             _ROUTE_THREADS,
             *(router.data, x, norm, eps, embedding, tokens, hidden, self._scratch["logits"], self._scratch["counters"]),
@@ -277,17 +249,13 @@ class CudaOps:
             shared=_staged(embedding, together),
         )
 
-    def _experts(
-        self,
-        hidden: Array,
-        pool: CudaSlots,
-        choice: _Choice,
-        residual: Array,
-        chosen: tuple[int, int],
-        chooses: bool,
-    ) -> None:
-        embedding = hidden.shape[1]
-        tokens, top_k = chosen
+    def experts_add(self, hidden: Array, pool: CudaSlots, slots: Array, weights: Array, residual: Array) -> None:
+        """Add the weighted experts: ``residual[t] += sum over ranks of weights[t, r] * down(silu(gate) * up)``.
+
+        hidden and residual [T, E], slots int32 and weights float32 [T, K]; the sum is in rank order.
+        """
+        tokens, embedding = hidden.shape
+        top_k = slots.shape[1]
         activation = self._scratch["activation"]
         width = activation.shape[-1]
         structure = _Pool(pool.data.data.ptr, pool.stride, pool.gate, pool.up, pool.down)
@@ -295,13 +263,12 @@ class CudaOps:
             raise ValueError(f"gate is {pool.gate_type} and up {pool.up_type}")
         tile = Tile.of(pool.gate_type, embedding)
         teams = max(1, 8 // tile.warps)
-        each = -(-choice.n // _WARP) if chooses else 1
         self._launch(
             "experts",
-            f"expert_gate_up<{str(chooses).lower()},{tile},{teams},{each}>",
+            f"expert_gate_up<{tile},{teams}>",
             (-(-width // (8 * teams)), tokens * top_k),
             teams * tile.warps * _WARP,
-            *(structure, choice, hidden, activation, embedding, width),
+            *(structure, slots, hidden, activation, embedding, width, top_k),
             shared=_staged(embedding, 1),
         )
         tile = Tile.of(pool.down_type, width, most_warps=min(16, 32 // top_k))
@@ -311,8 +278,7 @@ class CudaOps:
             f"expert_down<{tile},{threads}>",
             (-(-embedding // _TILE_ROWS), tokens),
             threads,
-            *(structure, ctypes.c_void_p(choice.slots), ctypes.c_void_p(choice.weights), activation, residual),
-            *(embedding, width, top_k),
+            *(structure, slots, weights, activation, residual, embedding, width, top_k),
             shared=_staged(top_k * width, 1) + 4 * top_k * tile.warps * _TILE_ROWS,
         )
 
@@ -348,6 +314,15 @@ class CudaOps:
             *(segments, x, norm, eps, columns, tokens),
             shared=_staged(columns, together),
         )
+
+    def _soon(self, weights: Sequence[CudaWeight]) -> _Soon:
+        soon, left = _Soon(), self._l2 // 4
+        for weight in weights[: len(soon.at)]:
+            nbytes = min(left, weight.data.nbytes)
+            soon.at[soon.count], soon.bytes[soon.count] = weight.data.data.ptr, nbytes
+            soon.count += 1
+            left -= nbytes
+        return soon
 
     def _together(self, tokens: int, columns: int) -> int:
         """Return how many tokens' activations one block stages."""

@@ -52,13 +52,12 @@ def random_blocks(type_: str, rows: int, columns: int, rng: np.random.Generator)
 class GpuModel:
     """Random weights on the device and the step that decodes `tokens` tokens from `position` on."""
 
-    def __init__(self, shape: Shape, tokens: int, seed: int = 0, slot_order: Any = None, resident: bool = True) -> None:
+    def __init__(self, shape: Shape, tokens: int, seed: int = 0, slot_order: Any = None) -> None:
         import cupy
 
         from strata.kernels.cuda_ops import CudaOps, CudaSlots, CudaWeight, partial_size
 
         s = self.shape = shape
-        self.resident = resident
         rng = np.random.default_rng(seed)
         f32 = cupy.float32
         self.ops = CudaOps(
@@ -133,29 +132,27 @@ class GpuModel:
         self.b = {name: cupy.full((tokens, *size), cupy.nan, f32) for name, size in shapes.items()}
         self.ids, self.slots = (cupy.zeros((tokens, s.k), cupy.int32) for _ in range(2))
 
-    def attention(self, layer: dict[str, Any]) -> None:
+    def attention(self, layer: dict[str, Any], following: dict[str, Any]) -> None:
         """Run a layer's attention block."""
         b, ops, x = self.b, self.ops, self.b["x"]
         ops.norm_project(x, layer["attn_norm"], 1e-6, (layer["q"], layer["k"], layer["v"]), (b["q"], b["k"], b["v"]))
         norms = (layer["q_norm"], layer["k_norm"])
         args = (norms, 1e-6, self.rope, self.position, layer["kv"], self.shape.d**-0.5, b["attended"])
-        ops.attention(b["q"], b["k"], b["v"], *args)
+        soon = (layer["o"], layer["router"], *(following[name] for name in "qkv"))
+        ops.attention(b["q"], b["k"], b["v"], *args, soon)
         ops.project_add(b["attended"].reshape(len(x), -1), layer["o"], x)
 
     def feed_forward(self, layer: dict[str, Any]) -> None:
         """Run a layer's routed feed-forward block."""
         b, ops, x = self.b, self.ops, self.b["x"]
         route = (x, layer["ffn_norm"], 1e-6, layer["router"], True, b["hidden"], self.ids, b["weights"], self.slots)
-        if self.resident:
-            ops.resident_ffn(*route, self.slot_of, layer["slots"])
-            return
         ops.route(*route, self.slot_of)
         ops.experts_add(b["hidden"], layer["slots"], self.slots, b["weights"], x)
 
     def step(self) -> None:
         """Decode the tokens in `tokens` at `position`; the logits are in ``b["vocab"]``."""
         self.ops.embed(self.embedding, self.tokens, self.b["x"])
-        for layer in self.layers:
-            self.attention(layer)
+        for layer, following in zip(self.layers, self.layers[1:] + self.layers[:1], strict=True):
+            self.attention(layer, following)
             self.feed_forward(layer)
         self.ops.head(self.b["x"], self.norm, 1e-6, self.head, self.b["vocab"])

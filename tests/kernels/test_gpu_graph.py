@@ -43,7 +43,7 @@ def test_graph_and_slots_keep_the_bits(tokens: int) -> None:
         model.step()
         graph = stream.end_capture()
         replayed = generate(model, 9, graph, stream)
-        moved = GpuModel(SMALL, tokens, slot_order=np.random.default_rng(3).permutation(SMALL.n), resident=False)
+        moved = GpuModel(SMALL, tokens, slot_order=np.random.default_rng(3).permutation(SMALL.n))
         elsewhere = generate(moved, 9, None, stream)
     assert all(np.isfinite(step).all() for step in eager)
     assert not np.array_equal(eager[0], eager[1])

@@ -129,7 +129,8 @@ __global__ void __launch_bounds__(128) append(const Heads h, const int* position
                          cell, [&](int c, float v) { out[c] = Kv::pack(v); });
 }
 
-constexpr int kAttendThreads = 256, kAttendWarps = kAttendThreads / kWarp, kTileCells = 256, kSplits = 32;
+constexpr int kAttendThreads = 256, kAttendWarps = kAttendThreads / kWarp, kTileCells = 256;
+constexpr int kSplits = 32;  // of the cells, at most
 constexpr int kFresh = 8;   // the most new tokens that attend() appends itself
 constexpr int kAhead = 4;   // loads of keys or values that a lane has in flight
 
@@ -162,6 +163,20 @@ struct HeadSum {
   }
 };
 
+// Weights that the next kernels read. While attention waits for its own loads, blocks without cells bring them to L2.
+struct Soon {
+  const u8* at[6];
+  u64 bytes[6];
+  int count;
+};
+__device__ __forceinline__ void fetch_soon(const Soon& soon, int idle, int of) {
+  constexpr int kLine = 128;
+  int block = (blockIdx.z * gridDim.y + blockIdx.y) * of + idle, blocks = gridDim.z * gridDim.y * of;
+  for (int i = 0; i < soon.count; i++)
+    for (u64 o = ((u64)block * blockDim.x + threadIdx.x) * kLine; o < soon.bytes[i]; o += (u64)blocks * blockDim.x * kLine)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(soon.at[i] + o));
+}
+
 // Causal attention of T tokens from cell *position on: token t over cells 0 .. *position + t; out [T, H, D]. With kAppends
 // (T <= kFresh) it also appends their keys and values; otherwise append() has done so.
 //
@@ -171,7 +186,7 @@ struct HeadSum {
 template <int D, int R, bool kNeox, bool kAppends, class Kv>
 __global__ void __launch_bounds__(kAttendThreads) attend(const Heads h, const int* position, typename Kv::Cell* keys,
                                                          typename Kv::Cell* values, float scale, float* out,
-                                                         float* partial, u32* counters) {
+                                                         float* partial, u32* counters, const Soon soon) {
   using Cell = typename Kv::Cell;
   constexpr int kLanes = D / 8, kCells = kAttendThreads / kLanes;  // lanes of a cell, cells side by side
   constexpr int kStride = R + 4 - R % 4;
@@ -189,7 +204,10 @@ __global__ void __launch_bounds__(kAttendThreads) attend(const Heads h, const in
   Pairs<D, kNeox> mine;  // the head this warp prepares, fetched beside the position
   if (warp < R) mine.load(h.q + ((size_t)t * h.heads + first_head + warp) * D, h.dims);
   int first = *position, cells = first + t + 1, each = split_cells(cells), active = (cells + each - 1) / each;
-  if (blockIdx.x >= active) return;
+  if (blockIdx.x >= active) {
+    fetch_soon(soon, blockIdx.x - active, kSplits - active);
+    return;
+  }
   int begin = blockIdx.x * each, end = min(cells, begin + each), heads_of_one = h.heads / h.kv_heads;
   int g = first_head / heads_of_one, part = threadIdx.x % kLanes, side = threadIdx.x / kLanes;
   int fresh_begin = kAppends ? min(end, max(begin, first)) : end, items = R + 2 * (end - fresh_begin);

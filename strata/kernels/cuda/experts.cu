@@ -5,52 +5,28 @@ struct ExpertPool {  // slot s of a layer lies at base + s * stride, its matrice
   u64 stride, gate, up, down;
 };
 
-// activation[t, r, f] = silu(gate h_t) * (up h_t) of the expert in slots[t, r]; gate and up are of one type. With kChooses
-// each block first makes the choice itself, from the logits, and the first block of a token writes it. A team's tile is 8
-// rows of gate and the same of up; kTeams teams a block. Grid: (row blocks, tokens * top_k).
-template <bool kChooses, class T, int kTeams, int kEach>
+// activation[t, r, f] = silu(gate h_t) * (up h_t) of the expert in slots[t, r]; gate and up are of one type. A
+// team's tile is 8 rows of gate and the same of up; kTeams teams a block. Grid: (row blocks, tokens * top_k).
+template <class T, int kTeams>
 __global__ void __launch_bounds__(T::kWarps * kTeams * kWarp, (T::Block::kLean ? 1024 : 768) / (T::kWarps * kTeams * kWarp))
-    expert_gate_up(const ExpertPool pool, const Choice choice, const float* hidden, float* activation, int e, int f) {
+    expert_gate_up(const ExpertPool pool, const int* slots, const float* hidden, float* activation, int e, int f,
+                   int top_k) {
   extern __shared__ float4 shared[];
   __shared__ float parts[kTeams][T::kWarps][kTileRows];
   using B = typename T::Block;
   let_next_start();
   wait_for_previous();
-  int pair = blockIdx.y, top_k = choice.top_k, team = threadIdx.x / kWarp / T::kWarps;
-  int member = threadIdx.x / kWarp % T::kWarps;
-  int number = 0;
-  Staged s = staged((float*)shared, e, 1);
-  auto stage_hidden = [&]() { stage<B::kCoded, 1>(s, hidden + (size_t)(pair / top_k) * e, 1, e, nullptr, nullptr); };
-  if constexpr (kChooses) {
-    __shared__ int chosen[kMostChosen];
-    stage_hidden();
-    if (threadIdx.x < kWarp) {
-      int id;
-      float weight;
-      choose<kEach>(choice, pair / top_k, id, number, weight);
-      chosen[threadIdx.x] = number;
-      if (blockIdx.x == 0 && pair % top_k == 0 && threadIdx.x < top_k) {
-        choice.ids[pair + threadIdx.x] = id;
-        choice.slots[pair + threadIdx.x] = number;
-        choice.weights[pair + threadIdx.x] = weight;
-      }
-    }
-    __syncthreads();
-    number = chosen[pair % top_k];
-  } else {
-    number = choice.slots[pair];
-  }
-  const u8* slot = pool.base + pool.stride * (u64)number;
+  int pair = blockIdx.y, team = threadIdx.x / kWarp / T::kWarps, member = threadIdx.x / kWarp % T::kWarps;
+  const u8* slot = pool.base + pool.stride * (u64)slots[pair];
   int first = (blockIdx.x * kTeams + team) * 8, at = min(first + (int)threadIdx.x % kWarp / 4, f - 1);
   int row[2] = {at, at}, units = e / B::kUnit;  // a row past the end repeats the last one
   const u8* w[2] = {slot + pool.gate, slot + pool.up};
   u64 blocks = blocks_in<B>(f, e);
   Rows<T, 1> rows;
   rows.load(w, blocks, row, units, member);
-  if constexpr (!kChooses) {
-    stage_hidden();
-    __syncthreads();
-  }
+  Staged s = staged((float*)shared, e, 1);
+  stage<B::kCoded, 1>(s, hidden + (size_t)(pair / top_k) * e, 1, e, nullptr, nullptr);
+  __syncthreads();
   float acc[2][1] = {};
   rows.dot(w, blocks, row, units, member, s, acc);
   leave<1>(acc, parts[team][member]);

@@ -2,10 +2,64 @@
 
 constexpr int kRouteThreads = 128, kRouteUnits = 16;
 
-// hidden = rms(x, norm) and the router's logits; with kChooses the last block also makes the choice. One warp has one row of
-// the router, which is of a float type, its first kRouteUnits units a lane in flight early. `counter` is zero. Grid: (rows of
-// 4).
-template <bool kChooses, int NT, class B, int kEach>
+struct Choice {          // of one call: everything [tokens, top_k] but the logits [tokens, n]
+  const float* logits;
+  const int* slot_of;    // expert -> slot; null: the expert's own number
+  int *ids, *slots;
+  float* weights;
+  int n, top_k, normalise;
+};
+
+// One warp: softmax over the n <= kEach * 32 logits of token t, and its top_k best first, ties to the lower index. Rank r
+// goes to lane r.
+template <int kEach>
+__device__ __forceinline__ void choose(const Choice& c, int t) {
+  int lane = threadIdx.x % kWarp, start = lane * kEach;  // a lane's experts are neighbours
+  const float* logits = c.logits + (size_t)t * c.n;
+  u32 key[kEach];  // ordered as the floats are; 0 is below them all
+#pragma unroll
+  for (int i = 0; i < kEach; i++) {
+    u32 bits = start + i < c.n ? __float_as_uint(__ldcg(logits + start + i)) : 0;
+    key[i] = start + i < c.n ? (bits & 0x80000000u ? ~bits : bits | 0x80000000u) : 0;
+  }
+  auto value = [](u32 k) { return __uint_as_float(k & 0x80000000u ? k & 0x7fffffffu : ~k); };
+  float top = 0, sum = 0, mine = 0, all = 0;
+  int id = 0;
+  for (int r = 0; r < c.top_k; r++) {
+    u32 best = 0;
+    int at = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; i++) {
+        if (key[i] > best) best = key[i], at = i;
+    }
+    u32 winner = warp_max(best);
+    if (r == 0) {
+      top = value(winner);
+#pragma unroll
+      for (int i = 0; i < kEach; i++) {
+            if (key[i] > 0) sum += expf(value(key[i]) - top);
+      }
+    }
+    int holder = __ffs(__ballot_sync(kAllLanes, best == winner)) - 1;
+    int chosen = __shfl_sync(kAllLanes, start + at, holder);
+#pragma unroll
+    for (int i = 0; i < kEach; i++) {
+        if (start + i == chosen) key[i] = 0;
+    }
+    float p = expf(value(winner) - top);
+    all += p;
+    if (lane == r) mine = p, id = chosen;
+  }
+  sum = lane_sum(sum);
+  if (lane >= c.top_k) return;
+  c.ids[t * c.top_k + lane] = id;
+  c.slots[t * c.top_k + lane] = c.slot_of ? __ldcg(c.slot_of + id) : id;
+  c.weights[t * c.top_k + lane] = mine / (c.normalise ? all : sum);
+}
+
+// hidden = rms(x, norm), the router's logits, and, in the last block, the choice. One warp has one row of the router, which
+// is of a float type, its first kRouteUnits units a lane in flight early. `counter` is zero. Grid: (rows of 4).
+template <int NT, class B, int kEach>
 __global__ void __launch_bounds__(kRouteThreads) route(const u8* router, const float* x, const float* norm, float eps,
                                                        int e, int tokens, float* hidden, float* logits, u32* counter,
                                                        const Choice choice) {
@@ -52,8 +106,6 @@ __global__ void __launch_bounds__(kRouteThreads) route(const u8* router, const f
     }
     __syncthreads();
   }
-  if constexpr (kChooses) {
-    if (!last_block(counter, gridDim.x)) return;
-    for (int t = threadIdx.x / kWarp; t < tokens; t += kRouteThreads / kWarp) choose_and_write<kEach>(choice, t);
-  }
+  if (!last_block(counter, gridDim.x)) return;
+  for (int t = threadIdx.x / kWarp; t < tokens; t += kRouteThreads / kWarp) choose<kEach>(choice, t);
 }
