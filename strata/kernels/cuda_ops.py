@@ -75,10 +75,6 @@ class _Heads(ctypes.Structure):
     )
 
 
-class _Soon(ctypes.Structure):
-    _fields_ = (("at", ctypes.c_void_p * 6), ("bytes", ctypes.c_uint64 * 6), ("count", ctypes.c_int))
-
-
 class _Pool(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_uint64 if name != "base" else ctypes.c_void_p)
@@ -121,7 +117,6 @@ class CudaOps:
         device = cupy.cuda.Device()
         self._arch = int(device.compute_capability)
         self._processors = int(device.attributes["MultiProcessorCount"])
-        self._l2 = int(device.attributes["L2CacheSize"])
         self._shared_limit = int(device.attributes["MaxSharedMemoryPerBlockOptin"]) - _STATIC_SHARED
         self._scratch = scratch
         self._cache = cache
@@ -191,13 +186,8 @@ class CudaOps:
         kv: KvLayer,
         scale: float,
         out: Array,
-        soon: Sequence[CudaWeight] = (),
     ) -> None:
-        """See `strata.kernels.ops.Ops.attention`; `q` is left as it is.
-
-        `soon`, in the order of need, are weights that the next ops read: they are brought to L2 as far as a quarter of
-        it reaches, by blocks that have no cells.
-        """
+        """See `strata.kernels.ops.Ops.attention`; `q` is left as it is."""
         tokens, heads, size = q.shape
         groups = k.shape[1]
         q_norm, k_norm = (_pointer(norm) for norm in norms or (None, None))
@@ -218,7 +208,6 @@ class CudaOps:
             (_SPLITS, heads // together, tokens),
             256,
             *(prepared, position, kv.keys, kv.values, scale, out, self._scratch["partial"], self._scratch["counters"]),
-            self._soon(soon),
         )
 
     def route(
@@ -314,15 +303,6 @@ class CudaOps:
             *(segments, x, norm, eps, columns, tokens),
             shared=_staged(columns, together),
         )
-
-    def _soon(self, weights: Sequence[CudaWeight]) -> _Soon:
-        soon, left = _Soon(), self._l2 // 4
-        for weight in weights[: len(soon.at)]:
-            nbytes = min(left, weight.data.nbytes)
-            soon.at[soon.count], soon.bytes[soon.count] = weight.data.data.ptr, nbytes
-            soon.count += 1
-            left -= nbytes
-        return soon
 
     def _together(self, tokens: int, columns: int) -> int:
         """Return how many tokens' activations one block stages."""

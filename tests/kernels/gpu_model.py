@@ -132,14 +132,13 @@ class GpuModel:
         self.b = {name: cupy.full((tokens, *size), cupy.nan, f32) for name, size in shapes.items()}
         self.ids, self.slots = (cupy.zeros((tokens, s.k), cupy.int32) for _ in range(2))
 
-    def attention(self, layer: dict[str, Any], following: dict[str, Any]) -> None:
+    def attention(self, layer: dict[str, Any]) -> None:
         """Run a layer's attention block."""
         b, ops, x = self.b, self.ops, self.b["x"]
         ops.norm_project(x, layer["attn_norm"], 1e-6, (layer["q"], layer["k"], layer["v"]), (b["q"], b["k"], b["v"]))
         norms = (layer["q_norm"], layer["k_norm"])
         args = (norms, 1e-6, self.rope, self.position, layer["kv"], self.shape.d**-0.5, b["attended"])
-        soon = (layer["o"], layer["router"], *(following[name] for name in "qkv"))
-        ops.attention(b["q"], b["k"], b["v"], *args, soon)
+        ops.attention(b["q"], b["k"], b["v"], *args)
         ops.project_add(b["attended"].reshape(len(x), -1), layer["o"], x)
 
     def feed_forward(self, layer: dict[str, Any]) -> None:
@@ -152,7 +151,7 @@ class GpuModel:
     def step(self) -> None:
         """Decode the tokens in `tokens` at `position`; the logits are in ``b["vocab"]``."""
         self.ops.embed(self.embedding, self.tokens, self.b["x"])
-        for layer, following in zip(self.layers, self.layers[1:] + self.layers[:1], strict=True):
-            self.attention(layer, following)
+        for layer in self.layers:
+            self.attention(layer)
             self.feed_forward(layer)
         self.ops.head(self.b["x"], self.norm, 1e-6, self.head, self.b["vocab"])

@@ -163,20 +163,6 @@ struct HeadSum {
   }
 };
 
-// Weights that the next kernels read. While attention waits for its own loads, blocks without cells bring them to L2.
-struct Soon {
-  const u8* at[6];
-  u64 bytes[6];
-  int count;
-};
-__device__ __forceinline__ void fetch_soon(const Soon& soon, int idle, int of) {
-  constexpr int kLine = 128;
-  int block = (blockIdx.z * gridDim.y + blockIdx.y) * of + idle, blocks = gridDim.z * gridDim.y * of;
-  for (int i = 0; i < soon.count; i++)
-    for (u64 o = ((u64)block * blockDim.x + threadIdx.x) * kLine; o < soon.bytes[i]; o += (u64)blocks * blockDim.x * kLine)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(soon.at[i] + o));
-}
-
 // Causal attention of T tokens from cell *position on: token t over cells 0 .. *position + t; out [T, H, D]. With kAppends
 // (T <= kFresh) it also appends their keys and values; otherwise append() has done so.
 //
@@ -186,7 +172,7 @@ __device__ __forceinline__ void fetch_soon(const Soon& soon, int idle, int of) {
 template <int D, int R, bool kNeox, bool kAppends, class Kv>
 __global__ void __launch_bounds__(kAttendThreads) attend(const Heads h, const int* position, typename Kv::Cell* keys,
                                                          typename Kv::Cell* values, float scale, float* out,
-                                                         float* partial, u32* counters, const Soon soon) {
+                                                         float* partial, u32* counters) {
   using Cell = typename Kv::Cell;
   constexpr int kLanes = D / 8, kCells = kAttendThreads / kLanes;  // lanes of a cell, cells side by side
   constexpr int kStride = R + 4 - R % 4;
@@ -204,10 +190,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend(const Heads h, const in
   Pairs<D, kNeox> mine;  // the head this warp prepares, fetched beside the position
   if (warp < R) mine.load(h.q + ((size_t)t * h.heads + first_head + warp) * D, h.dims);
   int first = *position, cells = first + t + 1, each = split_cells(cells), active = (cells + each - 1) / each;
-  if (blockIdx.x >= active) {
-    fetch_soon(soon, blockIdx.x - active, kSplits - active);
-    return;
-  }
+  if (blockIdx.x >= active) return;
   int begin = blockIdx.x * each, end = min(cells, begin + each), heads_of_one = h.heads / h.kv_heads;
   int g = first_head / heads_of_one, part = threadIdx.x % kLanes, side = threadIdx.x / kLanes;
   int fresh_begin = kAppends ? min(end, max(begin, first)) : end, items = R + 2 * (end - fresh_begin);

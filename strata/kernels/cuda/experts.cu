@@ -14,8 +14,8 @@ __global__ void __launch_bounds__(T::kWarps * kTeams * kWarp, (T::Block::kLean ?
   extern __shared__ float4 shared[];
   __shared__ float parts[kTeams][T::kWarps][kTileRows];
   using B = typename T::Block;
-  let_next_start();
   wait_for_previous();
+  let_next_start();  // only now, so that expert_down may use what was complete before this kernel
   int pair = blockIdx.y, team = threadIdx.x / kWarp / T::kWarps, member = threadIdx.x / kWarp % T::kWarps;
   const u8* slot = pool.base + pool.stride * (u64)slots[pair];
   int first = (blockIdx.x * kTeams + team) * 8, at = min(first + (int)threadIdx.x % kWarp / 4, f - 1);
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(T::kWarps * kTeams * kWarp, (T::Block::kLean ?
 }
 
 // residual[t] += sum over ranks, in rank order, of weights[t, r] * down(activation[t, r]). A block has a team for each rank;
-// their results of 16 rows meet in shared memory. Grid: (row blocks, tokens), kThreads threads.
+// their results of 16 rows meet in shared memory. Must follow expert_gate_up. Grid: (row blocks, tokens), kThreads threads.
 template <class T, int kThreads>
 __global__ void __launch_bounds__(kThreads) expert_down(const ExpertPool pool, const int* slots, const float* weights,
                                                         const float* activation, float* residual, int e, int f,
@@ -53,21 +53,22 @@ __global__ void __launch_bounds__(kThreads) expert_down(const ExpertPool pool, c
   __shared__ float factors[kWarp];
   using B = typename T::Block;
   let_next_start();
-  wait_for_previous();
   int t = blockIdx.y, warp = threadIdx.x / kWarp, rank = warp / T::kWarps, member = warp % T::kWarps;
   int first = blockIdx.x * kTileRows, units = f / B::kUnit, g = threadIdx.x % kWarp / 4;
   int row[2] = {min(first + g, e - 1), min(first + g + 8, e - 1)};
   u64 total = blocks_in<B>(e, f);
-  const u8* down = pool.base + pool.stride * (u64)slots[t * top_k + rank] + pool.down;
+  // Slots, weights and residual were complete before expert_gate_up let this kernel start.
+  const u8* down = pool.base + pool.stride * (u64)__ldcg(slots + t * top_k + rank) + pool.down;
   const u8* w[2] = {down, down};
   Rows<T, 1> rows;
   rows.load(w, total, row, units, member);
   int out = first + threadIdx.x;
   bool writes = threadIdx.x < kTileRows && out < e;
-  float before = writes ? residual[(size_t)t * e + out] : 0.0f;
+  float before = writes ? __ldcg(residual + (size_t)t * e + out) : 0.0f;
+  if (threadIdx.x < top_k) factors[threadIdx.x] = __ldcg(weights + t * top_k + threadIdx.x);
+  wait_for_previous();
   Staged s = staged((float*)shared, top_k * f, 1);
   float* parts = after(s, 1);  // [top_k, kWarps, kTileRows]
-  if (threadIdx.x < top_k) factors[threadIdx.x] = weights[t * top_k + threadIdx.x];
   stage<B::kCoded, 1>(s, activation + (size_t)t * top_k * f, 1, top_k * f, nullptr, nullptr);
   __syncthreads();
   s.origin = rank * f;
