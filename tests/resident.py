@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from strata.gguf import footprint
 from strata.gguf.model_facts import ModelFacts
@@ -18,7 +19,7 @@ from strata.kernels.ops import ExpertWave, KvLayer
 from strata.runtime.models import Decoder, build_model, load_config
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden"
-DTYPES = {"f16": np.float16, "f32": np.float32, "i32": np.int32}
+DTYPES: dict[str, DTypeLike] = {"f16": np.float16, "f32": np.float32, "i32": np.int32}
 
 
 def allocate(spec: footprint.BufferSpec) -> np.ndarray:
@@ -34,13 +35,21 @@ class ResidentExperts:
     """Every expert of every layer in a slot; `place` maps (layer, expert) to it."""
 
     def __init__(
-        self, ops: NumpyOps, slots: NumpySlots | None, place: Callable[[int, int], int], waves: int = 1
+        self,
+        ops: NumpyOps,
+        slots: NumpySlots | None,
+        place: Callable[[int, int], int],
+        buffers: Mapping[str, np.ndarray],
+        waves: int = 1,
     ) -> None:
         self.ops, self.slots, self.place, self.waves = ops, slots, place, waves
+        self.buffers = buffers
         self.asked: list[np.ndarray] = []
+        self.weights: list[np.ndarray] = []
 
     def run(self, layer: int, hidden: Any, ids: Any, results: Any) -> None:
         self.asked.append(ids.copy())
+        self.weights.append(self.buffers["weights"][: len(ids)].copy())
         experts = np.unique(ids)
         for part in np.array_split(experts, min(self.waves, len(experts))):
             where = [np.nonzero(ids == expert) for expert in part]
@@ -94,7 +103,7 @@ def make_resident(
     weights["token_embd.weight"] = QuantRows(file.raw("token_embd.weight").reshape(table.shape[1], -1), table.type.name)
     cells = [KvLayer(*map(allocate, specs)) for specs in footprint.kv_cache(facts, context, kv) if specs]
     pool = fill_slots(file, facts, place, slots or facts.layers * facts.experts) if facts.experts else None
-    experts = ResidentExperts(ops, pool, place, waves)
+    experts = ResidentExperts(ops, pool, place, buffers, waves)
     return build_model(config, weights, ops, buffers, cells, experts), experts
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.cli.options import Json, Model, with_plan_options
+from strata.cli.options import Json, Model, flag, with_plan_options
 from strata.cli.output import boundary
 
 if TYPE_CHECKING:
@@ -31,20 +31,28 @@ app = typer.Typer(
 @with_plan_options
 def run(
     model: Model,
-    prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Answer this and end; '-' reads stdin.")] = None,
-    system: Annotated[str | None, typer.Option("--system", help="System message of the chat.")] = None,
-    no_chat: Annotated[
-        bool, typer.Option("--no-chat", help="Continue the text as it is, without chat template.")
-    ] = False,
+    prompt: Annotated[
+        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="Answer this and end; '-' reads stdin.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of the chat.")] = None,
+    no_chat: Annotated[bool, flag("--no-chat", help="Continue the text as it is, without chat template.")] = False,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Most tokens of an answer.")
     ] = None,
-    temp: Annotated[float, typer.Option("--temp", help="Temperature; 0 always takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int, typer.Option("--top-k", help="Sample among the N likeliest; 0 is no limit.")] = 40,
-    top_p: Annotated[float, typer.Option("--top-p", help="Sample among the likeliest that sum to P.")] = 0.95,
-    min_p: Annotated[float, typer.Option("--min-p", help="Leave out what is below P times the likeliest.")] = 0.05,
+    temp: Annotated[
+        float, typer.Option("--temp", metavar="T", help="Temperature; 0 always takes the likeliest token.")
+    ] = 0.8,
+    top_k: Annotated[
+        int, typer.Option("--top-k", metavar="N", help="Sample among the N likeliest; 0 is no limit.")
+    ] = 40,
+    top_p: Annotated[
+        float, typer.Option("--top-p", metavar="P", help="Sample among the likeliest that sum to P.")
+    ] = 0.95,
+    min_p: Annotated[
+        float, typer.Option("--min-p", metavar="P", help="Leave out what is below P times the likeliest.")
+    ] = 0.05,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Same seed, same answer. [default: random, and said]")
+        int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer. [default: random, and said]")
     ] = None,
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Follow a saved plan.")] = None,
     json: Json = False,
@@ -97,6 +105,47 @@ def plan(
     from strata.cli.plan import show_plan
 
     show_plan(model, options, output=output, facts_file=facts, json=json)
+
+
+@app.command()
+@boundary
+@with_plan_options
+def doctor(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Check what this model needs, too.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="ID", help="Run this check only (repeatable).")
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option("--skip", metavar="ID", help="Leave this check out (repeatable).")
+    ] = None,
+    strict: Annotated[bool, flag("--strict", help="Exit with 1 on warnings, too.")] = False,
+    facts: Annotated[Path | None, typer.Option("--facts", metavar="FILE", help="Judge a recorded machine.")] = None,
+    save_facts: Annotated[
+        Path | None, typer.Option("--save-facts", metavar="FILE", help="Record this machine.")
+    ] = None,
+    verbose: Annotated[bool, flag("-v", "--verbose", help="List every check with its evidence.")] = False,
+    json: Json = False,
+    *,
+    options: "PlanOptions",
+) -> None:
+    """Check this machine, and whether MODEL fits on it; nothing is loaded.
+
+    [dim]strata doctor
+    strata doctor model.gguf --vram-budget 8GiB[/]
+    """
+    from strata.cli.doctor import DoctorRequest, examine
+
+    request = DoctorRequest(
+        model=model,
+        facts_file=facts,
+        save_facts=save_facts,
+        only=tuple(only or ()),
+        skip=tuple(skip or ()),
+        strict=strict,
+        verbose=verbose,
+        json=json,
+    )
+    examine(request, options)
 
 
 @app.command()

@@ -60,7 +60,14 @@ _AUTO_OPTION = {"parser": parse_auto, "metavar": "auto|N", "rich_help_panel": "M
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A .gguf file (the first of a split set), or 'demo'.", show_default=False)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+
+
+def flag(*names: str, help: str) -> Any:
+    """Declare a switch; the empty metavar keeps the word ``<bool>`` out of the help."""
+    return typer.Option(*names, help=help, metavar="")
+
+
+Json = Annotated[bool, flag("--json", help="Print one JSON document on stdout and nothing else.")]
 
 
 def _size(name: str, help: str) -> Any:

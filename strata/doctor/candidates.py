@@ -8,19 +8,25 @@ when a budget grows.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from strata.doctor.budgets import Bound, Limits, room
 from strata.doctor.experts import ExpertSizes
-from strata.doctor.plan import DeviceRef, Reservation, Tier
+from strata.doctor.plan import DeviceRef, Reservation, SlotClass, Tier
 from strata.doctor.request import Request
 from strata.doctor.speed import Placement, Speeds, Traffic
 
-STEPS = 8  # parts in which the experts kept as stored are traded for slots, where both draw on one memory
+STEPS = 4  # parts in which experts kept as stored are traded for slots, where both draw on one short memory
+
+
+class HostChoice(NamedTuple):
+    """Where the embedding lies, and the ring through which experts reach their slots."""
+
+    embedding: Tier
+    staging: Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,7 @@ class Rung:
     """One choice of the ladders. `pinned` and `pageable` are the most experts kept as stored in those tiers."""
 
     chunk: int
-    embedding: Tier
+    host: HostChoice
     pinned: int
     pageable: int
 
@@ -38,7 +44,8 @@ class Backend(Protocol):
 
     device: DeviceRef
     kv_types: tuple[str, ...]  # default first
-    embedding_tiers: tuple[Tier, ...]  # best first; the last one costs nothing
+    chunks: tuple[int, ...]  # prompt chunks to choose from, largest first
+    host_choices: tuple[HostChoice, ...]  # best first; the last one needs the least
     threads: int  # that compute on the host
     minimum_slots: int
     experts: ExpertSizes
@@ -46,17 +53,20 @@ class Backend(Protocol):
     speeds: Speeds
     notes: tuple[str, ...]
 
-    def fixed_lines(self, request: Request, chunk: int, embedding: Tier) -> tuple[Reservation, ...]:
+    def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """Return every line but those of the experts, in the order they are taken."""
 
     def slot_bytes(self, slots: int) -> int:
-        """Return the bytes of `slots` ready experts, granularity included; never less for more of them."""
+        """Return the bytes of `slots` ready experts, granularity included; never less for more of them.
 
-    def stored_bytes(self, experts: int) -> int:
-        """Return the bytes that hold any `experts` of them as stored, granularity included."""
+        `slots` is between `minimum_slots` and all experts.
+        """
 
     def expert_lines(self, slots: int, pinned: int, pageable: int) -> tuple[Reservation, ...]:
         """Return the lines of the experts: ready slots, and as stored by tier."""
+
+    def slot_classes(self, slots: int) -> tuple[SlotClass, ...]:
+        """Return how `slots` are shared out among the sizes of experts."""
 
     def traffic(self, request: Request) -> Traffic:
         """Return what the forward pass touches."""
@@ -72,27 +82,27 @@ class Candidate:
     fits: bool
 
 
-def rungs(backend: Backend, request: Request) -> Iterator[Rung]:
-    """Return every choice, the most wished for first, so that ties are decided for it."""
+def candidates(backend: Backend, request: Request, bounds: tuple[Bound, ...]) -> Iterator[Candidate]:
+    """Fill every choice, the most wished for first, so that ties are decided for it.
+
+    Experts as stored compete with slots only where a memory is shared and short; where it is not, keeping as many of
+    both as fit is best, and nothing else is tried.
+    """
     total = backend.experts.total
-    pinned = _steps(backend.limits, Tier.PINNED, total)
-    pageable = _steps(backend.limits, Tier.PAGEABLE, total)
-    for chunk, embedding, p, q in product(request.chunks, backend.embedding_tiers, pinned, pageable):
-        yield Rung(chunk, embedding, p, q)
+    steps = [total * step // STEPS for step in range(STEPS + 1)]
+    for chunk, host in product(request.chunks, backend.host_choices):
+        fixed = backend.fixed_lines(request, chunk, host)
+        most = fill(backend, request, bounds, Rung(chunk, host, total, total), fixed)
+        yield most
+        least = fill(backend, request, bounds, Rung(chunk, host, 0, 0), fixed)
+        if least.placement.slots > most.placement.slots:
+            for pinned, pageable in product(steps, steps):
+                yield fill(backend, request, bounds, Rung(chunk, host, pinned, pageable), fixed)
 
 
 def leanest(backend: Backend, request: Request) -> Rung:
     """Return the choice that needs the least of every memory: if it does not fit, none does."""
-    return Rung(request.chunks[-1], backend.embedding_tiers[-1], 0, 0)
-
-
-def _steps(limits: Limits, tier: Tier, total: int) -> tuple[int, ...]:
-    """How many experts to keep as stored in `tier`: what fits, or in steps where slots compete for the memory."""
-    shared = any(tier in s.tiers and Tier.VRAM in s.tiers for s in limits.shared)
-    capped = any(b.tier is tier and b.usable_bytes == 0 for b in limits.budgets)
-    if capped:
-        return (0,)
-    return tuple(dict.fromkeys(total * step // STEPS for step in range(STEPS + 1))) if shared else (total,)
+    return Rung(request.chunks[-1], backend.host_choices[-1], 0, 0)
 
 
 def fill(
@@ -119,19 +129,34 @@ def fill(
     total = backend.experts.total
     pinned = pageable = 0
     if fits and total:
-        pinned = _most(backend, min(rung.pinned, total), room(bounds, used, Tier.PINNED))
-        used[Tier.PINNED] += backend.stored_bytes(pinned)
-        pageable = _most(backend, min(rung.pageable, total - pinned), room(bounds, used, Tier.PAGEABLE))
-        used[Tier.PAGEABLE] += backend.stored_bytes(pageable)
+        experts = backend.experts
+        pinned = min(rung.pinned, experts.held_in(room(bounds, used, Tier.PINNED)))
+        used[Tier.PINNED] += experts.held_bytes(pinned)
+        pageable = min(rung.pageable, total - pinned, experts.held_in(room(bounds, used, Tier.PAGEABLE)))
+        used[Tier.PAGEABLE] += experts.held_bytes(pageable)
         if request.slots is None:
             used[Tier.VRAM] -= backend.slot_bytes(slots)
-            left = room(bounds, used, Tier.VRAM)
-            slots = bisect_right(range(total + 1), left, key=backend.slot_bytes) - 1
-    return Candidate(rung, fixed, Placement(rung.chunk, rung.embedding, slots, pinned, pageable), fits)
+            slots = _most(backend.slot_bytes, slots, total, room(bounds, used, Tier.VRAM))
+        if slots == total:  # nothing is ever missed, so nothing needs to be kept twice
+            pinned = pageable = 0
+    return Candidate(rung, fixed, Placement(rung.chunk, *rung.host, slots, pinned, pageable), fits)
 
 
-def _most(backend: Backend, wanted: int, left: int) -> int:
-    """The most experts, up to `wanted`, that fit as stored into `left` bytes."""
-    if backend.stored_bytes(wanted) <= left:
+def _most(nbytes: Callable[[int], int], least: int, wanted: int, left: int) -> int:
+    """The largest number, from `least` (which fits) to `wanted`, whose `nbytes` fit into `left`.
+
+    `nbytes` grows almost evenly, so the search starts where a straight line would end and widens from there.
+    """
+    if nbytes(wanted) <= left:
         return wanted
-    return bisect_right(range(wanted + 1), left, key=backend.stored_bytes) - 1
+    low, high, low_bytes = least, wanted, nbytes(least)
+    guess = low + (high - low) * (left - low_bytes) // (nbytes(wanted) - low_bytes)
+    step = 1
+    while high - low > 1:
+        guess = min(max(guess, low + 1), high - 1)
+        if nbytes(guess) <= left:
+            low, guess = guess, guess + step
+        else:
+            high, guess = guess, guess - step
+        step *= 2
+    return low

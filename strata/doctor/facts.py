@@ -211,7 +211,8 @@ class CudaFacts(msgspec.Struct, frozen=True, kw_only=True):
     libnvml_loaded: str | None = None
     libnvml_candidates: tuple[LibraryFile, ...] = ()
     devices: tuple[CudaDevice, ...] = ()
-    kernel_ok: bool | None = None  # a one-line kernel was compiled, run and its result checked
+    kernel_ok: bool | None = None  # on every device a one-line kernel was compiled, run and its result checked
+    kernel_error: ProbeError | None = None  # what stopped the first one that failed
     unknown: dict[str, str] = {}
     sources: dict[str, str] = {}
 
@@ -294,6 +295,24 @@ class SpeedFacts(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, str] = {}
 
 
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How the last run went, as its log says: some failures show only after the start."""
+
+    log: str | None = None  # path
+    error: str | None = None  # the line it ended with, when it ended badly
+    refusal: ProbeError | None = None  # the call that failed
+    refused_line: str | None = None  # the plan's line that call was for; None when it was for none
+    planned_vram_bytes: int | None = None
+    actual_vram_bytes: int | None = None
+    planned_pinned_bytes: int | None = None
+    actual_pinned_bytes: int | None = None
+    vram_free_loaded_bytes: int | None = None  # after loading, as the driver's management library says
+    decode_tokens_per_s: float | None = None
+    usual_decode_tokens_per_s: float | None = None  # best of the earlier runs of the same model and options
+    unknown: dict[str, str] = {}
+    sources: dict[str, str] = {}
+
+
 NOT_GATHERED = ProbeError(message="this group was not gathered")
 
 
@@ -310,3 +329,4 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     disk: Probe[DiskFacts]
     adapters: Probe[AdapterFacts] = Probe(status=ProbeStatus.SKIPPED, error=NOT_GATHERED)
     speed: Probe[SpeedFacts] = Probe(status=ProbeStatus.SKIPPED, error=NOT_GATHERED)
+    run: Probe[RunFacts] = Probe(status=ProbeStatus.SKIPPED, error=NOT_GATHERED)

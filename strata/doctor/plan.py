@@ -92,16 +92,26 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     fallback: str | None = None  # what was given up to get here, said aloud
 
 
+class SlotClass(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool of slots of one size, and the layers whose experts they hold."""
+
+    line: str  # id of the reservation
+    layers: tuple[int, ...]
+    slots: int
+    slot_bytes: int
+
+
 class ExpertCachePlan(msgspec.Struct, frozen=True, kw_only=True):
     """How the experts are kept. All zero for a dense model."""
 
     total: int  # experts in the model (layers x experts)
-    slots: int  # ready slots in the vram tier
-    slot_bytes: int
+    slots: int  # ready slots in the vram tier, of all sizes
+    slot_bytes: int  # of the largest
     minimum_slots: int  # fewest that work, in waves
     pinned: int = 0  # experts whose stored form lies in page-locked memory
     pageable: int = 0
     file: int = 0  # experts read from the file when missed
+    classes: tuple[SlotClass, ...] = ()
 
 
 class ExpectedSpeed(msgspec.Struct, frozen=True, kw_only=True):

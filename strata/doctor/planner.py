@@ -7,22 +7,23 @@ for the smallest change that would do.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
 from strata import __version__
-from strata.doctor.budgets import Bound, with_ram
-from strata.doctor.candidates import Backend, Candidate, fill, leanest, rungs
+from strata.doctor.budgets import Bound
+from strata.doctor.candidates import Backend, Candidate, candidates, fill, leanest
 from strata.doctor.changes import smallest_changes
+from strata.doctor.cuda_backend import CudaBackend
 from strata.doctor.facts import Facts
+from strata.doctor.gpus import gpus
 from strata.doctor.ladders import given_up
+from strata.doctor.machines import smallest_machine
 from strata.doctor.numpy_backend import NumpyBackend
 from strata.doctor.plan import (
     AllocationPlan,
-    Change,
     ExpertCachePlan,
     ModelIdentity,
     PlanOptions,
@@ -32,7 +33,7 @@ from strata.doctor.plan import (
 )
 from strata.doctor.request import Request, resolve
 from strata.doctor.speed import expected_speed, turn_seconds
-from strata.doctor.units import MIB, size
+from strata.doctor.units import size
 from strata.errors import UsageError
 from strata.gguf.model_facts import ModelFacts
 
@@ -47,32 +48,38 @@ class _Problem:
 
     @classmethod
     def of(cls, facts: Facts, model: ModelFacts, options: PlanOptions) -> _Problem:
-        backend = NumpyBackend(facts, model, options)
-        request = resolve(model, options, backend.kv_types, backend.minimum_slots)
-        return cls(backend, request, backend.limits.bounds())
+        backend = backend_for(facts, model, options)
+        return cls(backend, request_for(backend, model, options), backend.limits.bounds())
 
     def least(self) -> Candidate:
         rung = leanest(self.backend, self.request)
-        fixed = self.backend.fixed_lines(self.request, rung.chunk, rung.embedding)
+        fixed = self.backend.fixed_lines(self.request, rung.chunk, rung.host)
         return fill(self.backend, self.request, self.bounds, rung, fixed)
 
     def best(self) -> Candidate:
         """The candidate with the best score, the first of equals. Something fits: `least` did."""
         traffic = self.backend.traffic(self.request)
-        fixed: dict[tuple[int, Tier], tuple[Reservation, ...]] = {}
-        best: tuple[float, Candidate] | None = None
-        for rung in rungs(self.backend, self.request):
-            key = rung.chunk, rung.embedding
-            if key not in fixed:
-                fixed[key] = self.backend.fixed_lines(self.request, *key)
-            candidate = fill(self.backend, self.request, self.bounds, rung, fixed[key])
-            if not candidate.fits:
-                continue
-            score = turn_seconds(traffic, self.backend.speeds, candidate.placement)
-            if best is None or score < best[0]:
-                best = score, candidate
-        assert best is not None
-        return best[1]
+        fitting = (c for c in candidates(self.backend, self.request, self.bounds) if c.fits)
+        return min(fitting, key=lambda c: turn_seconds(traffic, self.backend.speeds, c.placement))
+
+
+def backend_for(facts: Facts, model: ModelFacts, options: PlanOptions) -> Backend:
+    """Return what the planner needs to know of the backend that the options name."""
+    if options.device == "cuda" or (options.device == "auto" and options.gpu is not None):
+        return CudaBackend(facts, model, options)
+    return NumpyBackend(facts, model, options)
+
+
+def request_for(backend: Backend, model: ModelFacts, options: PlanOptions) -> Request:
+    """Return what the options ask of a backend."""
+    return resolve(
+        model,
+        options,
+        kv_types=backend.kv_types,
+        chunks=backend.chunks,
+        minimum=backend.minimum_slots,
+        threads=backend.threads,
+    )
 
 
 def make_plan(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationPlan:
@@ -100,23 +107,19 @@ def make_plan(facts: Facts, model: ModelFacts, options: PlanOptions) -> Allocati
     plan = _draft(facts, model, options)
     if plan.feasible:
         return plan
-    changes = smallest_changes(plan, partial(_fits, facts, model)) or (_smallest_machine(facts, model, options),)
+    changes = smallest_changes(plan, partial(_fits, model, facts))
+    if not changes:
+        cuda = plan.device.backend == "cuda"
+        changes = (smallest_machine(facts, options, partial(_fits, model), cuda=cuda),)
     return msgspec.structs.replace(plan, changes=changes)
 
 
-def _fits(facts: Facts, model: ModelFacts, options: PlanOptions) -> bool:
+def _fits(model: ModelFacts, facts: Facts, options: PlanOptions) -> bool:
     """Say whether there is a plan: the leanest rung needs the least of every memory, so it decides."""
     try:
         return _Problem.of(facts, model, options).least().fits
     except UsageError:
         return False
-
-
-def _smallest_machine(facts: Facts, model: ModelFacts, options: PlanOptions) -> Change:
-    """Say how much memory a machine needs for these options, budgets aside."""
-    free = msgspec.structs.replace(options, ram_budget_bytes=None, vram_budget_bytes=None, pinned_budget_bytes=None)
-    needed = MIB * bisect_left(range(1 << 24), True, key=lambda mib: _fits(with_ram(facts, mib * MIB), model, free))
-    return Change(option="", sentence=f"A machine with {size(needed)} of available RAM is the smallest that would do.")
 
 
 def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationPlan:
@@ -128,6 +131,7 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
     where = chosen.placement
     lines = chosen.fixed + backend.expert_lines(where.slots, where.pinned, where.pageable)
     total = backend.experts.total
+    classes = backend.slot_classes(where.slots) if total else ()
     return AllocationPlan(
         strata_version=__version__,
         model=ModelIdentity(
@@ -142,23 +146,34 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
         context=request.context,
         chunk=where.chunk,
         kv=request.kv,
-        threads=backend.threads,
+        threads=request.threads,
         experts=ExpertCachePlan(
             total=total,
             slots=where.slots,
-            slot_bytes=backend.slot_bytes(1) if total else 0,
+            slot_bytes=max((c.slot_bytes for c in classes), default=0),
             minimum_slots=backend.minimum_slots,
             pinned=where.pinned,
             pageable=where.pageable,
             file=total - where.pinned - where.pageable,
+            classes=classes,
         ),
         budgets=backend.limits.budgets,
         shared=backend.limits.shared,
         reservations=tuple(sorted(lines, key=lambda line: _ORDER.index(line.tier))),
         fallbacks=given_up(backend, request, chosen) if chosen.fits else (),
-        notes=request.notes + backend.limits.notes + backend.notes,
+        notes=request.notes + backend.limits.notes + backend.notes + _about_auto(facts, options, backend),
         shortfall=None if chosen.fits else _shortfall(problem, lines),
         expected=expected_speed(backend.traffic(request), backend.speeds, where) if chosen.fits else None,
+    )
+
+
+def _about_auto(facts: Facts, options: PlanOptions, backend: Backend) -> tuple[str, ...]:
+    """Say what `--device auto` passed over: it plans for what can run."""
+    if options.device != "auto" or backend.device.backend != "numpy":
+        return ()
+    return tuple(
+        f"{gpu.name} is not used: Strata cannot run on it yet; --device cuda shows what the plan for it would be."
+        for gpu in gpus(facts)[:1]
     )
 
 

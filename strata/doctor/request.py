@@ -9,7 +9,6 @@ from strata.errors import UsageError
 from strata.gguf.model_facts import ModelFacts
 
 DEFAULT_CONTEXT = 4096
-CHUNKS = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # prompt chunks that are tried, best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,8 @@ class Request:
         Prompt chunks the planner may choose from, largest first; one when the person chose.
     slots : int or None
         Exact number of expert slots, or None for what is left.
+    threads : int
+        That compute on the host.
     notes : tuple of str
         Defaults that were filled in, as sentences.
     """
@@ -34,7 +35,8 @@ class Request:
     kv: str
     chunks: tuple[int, ...]
     slots: int | None
-    notes: tuple[str, ...]
+    threads: int
+    notes: tuple[str, ...] = ()
 
 
 def minimum_slots(model: ModelFacts, classes: int = 1) -> int:
@@ -42,15 +44,27 @@ def minimum_slots(model: ModelFacts, classes: int = 1) -> int:
     return min(model.top_k, model.experts) * classes
 
 
-def resolve(model: ModelFacts, options: PlanOptions, kv_types: tuple[str, ...], minimum: int) -> Request:
+def resolve(
+    model: ModelFacts,
+    options: PlanOptions,
+    *,
+    kv_types: tuple[str, ...],
+    chunks: tuple[int, ...],
+    minimum: int,
+    threads: int,
+) -> Request:
     """Fill in defaults and refuse what cannot be meant.
 
     Parameters
     ----------
     kv_types : tuple of str
         What the backend's KV cache can be, its default first.
+    chunks : tuple of int
+        Prompt chunks to choose from, largest first.
     minimum : int
         Fewest expert slots that work.
+    threads : int
+        That compute on the host.
 
     Raises
     ------
@@ -77,8 +91,9 @@ def resolve(model: ModelFacts, options: PlanOptions, kv_types: tuple[str, ...], 
     return Request(
         context=context,
         kv=kv,
-        chunks=_chunks(options.prefill, context),
+        chunks=_chunks(options.prefill, chunks, context),
         slots=_slots(options.expert_cache, model, minimum),
+        threads=threads,
         notes=tuple(notes),
     )
 
@@ -96,9 +111,9 @@ def _check_context(context: int, model: ModelFacts) -> None:
         )
 
 
-def _chunks(prefill: int | None, context: int) -> tuple[int, ...]:
+def _chunks(prefill: int | None, chunks: tuple[int, ...], context: int) -> tuple[int, ...]:
     if prefill is None:
-        return tuple(dict.fromkeys(min(chunk, context) for chunk in CHUNKS))
+        return tuple(dict.fromkeys(min(chunk, context) for chunk in chunks))
     if prefill < 1:
         raise UsageError(
             f"read prompts {prefill} tokens at a time (--prefill)", "a chunk holds at least one", "Use --prefill 1"

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import reprlib
 import struct
 from mmap import mmap
 from typing import NoReturn
 
 from strata.errors import ModelFileError
+from strata.gguf.strings import LENGTH, skip_strings
+from strata.gguf.wording import DAMAGED
 
-# Real headers take some megabytes. This bounds what a hostile one can cost in time and memory.
-MAX_HEADER_BYTES = 128 << 20
+# Real headers take up to about 12 MB. This bounds what a hostile one can cost in time and memory.
+MAX_HEADER_BYTES = 64 << 20
 MAX_NAME_BYTES = 65_535  # of a key or tensor; the GGUF specification's limit for keys
 
-DAMAGED = "The file is damaged or was not downloaded completely: compare its size with the source's and fetch it again"
-
 _U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
-
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = 80
-shown = _short.repr  # a value from a file for an error message: escaped, and never long
 
 
 class Cursor:
@@ -54,7 +48,7 @@ class Cursor:
 
     def u64(self, what: str) -> int:
         """Read an unsigned 64-bit integer."""
-        return self._unpack(_U64, what)
+        return self._unpack(LENGTH, what)
 
     def take(self, nbytes: int, what: str) -> memoryview:
         """Read `nbytes` bytes, without a copy."""
@@ -74,20 +68,14 @@ class Cursor:
             self.fail(f"{what} is not valid UTF-8: {error.reason} at its byte {error.start}")
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Step over `count` strings without decoding them.
-
-        A vocabulary and its merges are half a million strings, so the loop only hops from length to length. A hop is
-        8 bytes or more, so it ends with the buffer whatever count and lengths claim.
-        """
-        self.require(_U64.size * count, what)
-        read, buffer, position = _U64.unpack_from, self.buffer, self.position
+        """Step over `count` strings without decoding them."""
+        self.require(LENGTH.size * count, what)
         try:
-            for _ in range(count):
-                position += 8 + read(buffer, position)[0]
+            end = skip_strings(self.buffer, self.position, count)
         except (struct.error, OverflowError):  # a length led past the end; past 2^63 it is an OverflowError
             self._fail_short(what)
-        self.require(position - self.position, what)
-        self.position = position
+        self.require(end - self.position, what)
+        self.position = end
 
     def _unpack(self, number: struct.Struct, what: str) -> int:
         self.require(number.size, what)

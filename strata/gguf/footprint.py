@@ -77,7 +77,7 @@ def workspace(model: ModelFacts, chunk: int, kv: str, threads: int) -> tuple[Buf
         BufferSpec("attended", (chunk, heads * value)),
         BufferSpec("ops.rows", (chunk, embedding)),
         BufferSpec("ops.rotated", (2, chunk * heads * key // 2)),
-        BufferSpec("ops.angles", (2, chunk, key // 2)),
+        BufferSpec("ops.angles", (chunk, key // 2 * 2)),
         BufferSpec("ops.queries", (threads, queries, key)),
         BufferSpec("ops.scores", (threads, queries, CELL_BLOCK)),
         BufferSpec("ops.attended", (threads, 2, queries, value)),
@@ -105,14 +105,22 @@ def workspace(model: ModelFacts, chunk: int, kv: str, threads: int) -> tuple[Buf
 
 
 def workspace_size(model: ModelFacts, chunk: int, kv: str, threads: int) -> Size:
-    """Bytes of `workspace` together with NumPy's own temporaries, and the largest parts by name."""
+    """Bytes of `workspace`, and the largest parts by name."""
     parts = {spec.name: spec.nbytes for spec in workspace(model, chunk, kv, threads)}
-    # What numpy allocates for itself: the gathered embedding rows, and the sorted router with its merge buffer.
-    parts["temporaries"] = chunk * (4 * model.embedding + 16 * model.experts) + (1 << 20)
     largest = sorted(parts, key=lambda name: -parts[name])[:4]
     rest = sum(parts.values()) - sum(parts[name] for name in largest)
     terms = [f"{name.removeprefix('ops.')} {parts[name]}" for name in largest]
     return Size(sum(parts.values()), f"{chunk} tokens, {threads} threads: {' + '.join(terms)} + others {rest}")
+
+
+def temporaries_size(model: ModelFacts, chunk: int) -> Size:
+    """Bytes that NumPy allocates for itself while computing or loading; nobody hands them out, so nobody can hold them.
+
+    In a chunk: the gathered embedding rows, and the sorted router with its merge buffer.
+    """
+    per_token = 4 * model.embedding + 16 * model.experts
+    nbytes = chunk * per_token + (1 << 20) + DEQUANTISE_TEMPORARY_BYTES
+    return Size(nbytes, f"{chunk} tokens x {per_token} + {1 << 20} + dequantisation {DEQUANTISE_TEMPORARY_BYTES}")
 
 
 def logits(model: ModelFacts, rows: int = 1) -> BufferSpec:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from mmap import mmap
 
-from strata.gguf.cursor import Cursor, shown
+from strata.gguf.cursor import Cursor
 from strata.gguf.metadata import Metadata, read_metadata
 from strata.gguf.tensors import TensorInfo, read_tensors
+from strata.gguf.wording import CONVERT_AGAIN, shown
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_FILE_BYTES = 1 << 56  # keeps every sum over a hostile header within 64 bits
-
-CONVERT_AGAIN = "Convert the model again with a current converter, or download a current GGUF of it"
 
 
 @dataclass(frozen=True)

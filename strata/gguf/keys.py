@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn, SupportsIndex, cast
 
 from strata.errors import ModelFileError
-from strata.gguf.cursor import shown
+from strata.gguf.wording import shown
 
 if TYPE_CHECKING:  # the reader loads numpy
     from strata.gguf.reader import GGUFFile

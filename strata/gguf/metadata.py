@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.errors import ModelFileError
-from strata.gguf.cursor import DAMAGED, MAX_NAME_BYTES, Cursor, shown
+from strata.gguf.cursor import MAX_NAME_BYTES, Cursor
+from strata.gguf.strings import decode_strings
+from strata.gguf.wording import DAMAGED, shown
 
 Scalar: TypeAlias = int | float | bool | str
 Value: TypeAlias = Scalar | NDArray[np.generic] | list[str]
@@ -38,7 +40,6 @@ class ValueType(IntEnum):
     FLOAT64 = 12
 
 
-_LENGTH = struct.Struct("<Q")  # in front of each string
 _NUMBERS: dict[ValueType, struct.Struct] = {
     ValueType.UINT8: struct.Struct("<B"),
     ValueType.INT8: struct.Struct("<b"),
@@ -101,17 +102,10 @@ class Metadata(Mapping[str, Value]):
         raw = bytes(array.raw)  # a copy, so that a decoded array does not keep the file mapped
         if array.type is not ValueType.STRING:
             return np.frombuffer(raw, dtype=np.dtype(_NUMBERS[array.type].format))
-        texts: list[str] = []
-        position = 0
         try:
-            for _ in range(array.length):
-                start = position + 8
-                position = start + _LENGTH.unpack_from(raw, position)[0]
-                texts.append(raw[start:position].decode())
-        except UnicodeDecodeError as error:
-            found = f"element {len(texts)} of metadata key {shown(key)} is not valid UTF-8: {error.reason}"
-            raise ModelFileError(self._asked, found, DAMAGED) from None
-        return texts
+            return decode_strings(raw, array.length)
+        except ValueError as error:
+            raise ModelFileError(self._asked, f"metadata key {shown(key)}: {error}", DAMAGED) from None
 
 
 def read_metadata(cursor: Cursor, count: int) -> Metadata:

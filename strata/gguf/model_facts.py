@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from strata.gguf.cursor import shown
 from strata.gguf.keys import ArchitectureKeys
+from strata.gguf.wording import shown
 
 if TYPE_CHECKING:  # the reader loads numpy, which those who only hold facts need not wait for
     from strata.gguf.reader import GGUFFile, TensorInfo
@@ -68,6 +68,10 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     dense: TensorGroup  # everything else that is not a routed expert: attention, norms, routers, shared experts
     expert_classes: tuple[ExpertClass, ...]
     quant_types: tuple[str, ...]  # every type that occurs
+    recurrent_state_bytes: int = 0  # of one sequence, float32: linear attention's states and convolution windows
+    index_values: int = 0  # that a sparse attention caches for a token beside keys and values, over all layers
+    row_tables: TensorGroup = TensorGroup()  # read by the row, as the embedding is, but inside the layers
+    draft: TensorGroup = TensorGroup()  # layers that only guess the next tokens; `layers` does not count them
 
 
 def read_model_facts(file: GGUFFile) -> ModelFacts:
@@ -82,11 +86,14 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
         When a key or tensor that planning needs is missing or makes no sense; it is named.
     """
     keys = ArchitectureKeys(file)
-    layers = keys.number("block_count", least=1)
-    if layers > len(file.tensors):  # also bounds the per-layer tuples
-        keys.fail(f"{keys.full('block_count')} is {layers} in a file of {len(file.tensors)} tensors")
+    blocks = keys.number("block_count", least=1)
+    if blocks > len(file.tensors):  # also bounds the per-layer tuples
+        keys.fail(f"{keys.full('block_count')} is {blocks} in a file of {len(file.tensors)} tensors")
+    layers = blocks - keys.number("nextn_predict_layers", 0)
+    if layers < 1:
+        keys.fail(f"{keys.full('nextn_predict_layers')} leaves none of the {blocks} blocks to be layers")
     embedding = keys.number("embedding_length", least=1)
-    heads = max(keys.per_layer("attention.head_count", layers))
+    heads = max(keys.per_layer("attention.head_count", blocks))
     if heads < 1:
         keys.fail(f"{keys.full('attention.head_count')} is 0")
     key_length = keys.number("attention.key_length", embedding // heads, least=1)
@@ -94,15 +101,17 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
     top_k = keys.number("expert_used_count", least=1) if experts else 0
     if top_k > experts:
         keys.fail(f"{keys.full('expert_used_count')} is {top_k}, more than the {experts} experts")
-    feed_forward = max(keys.per_layer("feed_forward_length", layers, 0 if experts else None))
+    feed_forward = max(keys.per_layer("feed_forward_length", blocks, 0 if experts else None))
 
     by_name = file.tensors
     if "token_embd.weight" not in by_name:
         keys.fail("tensor 'token_embd.weight' is missing")
     embedding_table = _group([by_name["token_embd.weight"]])
     tied_head = "output.weight" not in by_name
-    own = {"token_embd.weight", "output.weight"}
-    dense = [tensor for name, tensor in by_name.items() if name not in own and not _is_expert(name)]
+    draft = [tensor for name, tensor in by_name.items() if (_layer(name) or 0) >= layers]
+    row_tables = [tensor for name, tensor in by_name.items() if name.startswith("per_layer_token_embd.")]
+    apart = {"token_embd.weight", "output.weight", *(tensor.name for tensor in draft + row_tables)}
+    dense = [tensor for name, tensor in by_name.items() if name not in apart and not _is_expert(name)]
     return ModelFacts(
         name=keys.text("general.name", file.path.stem),
         architecture=keys.architecture,
@@ -113,7 +122,7 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
         layers=layers,
         embedding=embedding,
         heads=heads,
-        kv_heads=_kv_heads(keys, file, layers, heads),
+        kv_heads=_kv_heads(keys, file, blocks, heads)[:layers],
         key_length=key_length,
         value_length=keys.number("attention.value_length", key_length),
         vocab=keys.number("vocab_size", file.metadata.array_length("tokenizer.ggml.tokens"), least=1),
@@ -126,8 +135,12 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
         embedding_table=embedding_table,
         head=embedding_table if tied_head else _group([by_name["output.weight"]]),
         dense=_group(dense),
-        expert_classes=_expert_classes(keys, file, layers, experts),
+        expert_classes=_expert_classes(keys, file, blocks, layers, experts),
         quant_types=tuple(sorted({tensor.type.name for tensor in by_name.values()})),
+        recurrent_state_bytes=_recurrent_state_bytes(keys, file, layers),
+        index_values=_index_values(keys, file, layers),
+        row_tables=_group(row_tables),
+        draft=_group(draft),
     )
 
 
@@ -139,13 +152,31 @@ def _group(tensors: Sequence[TensorInfo]) -> TensorGroup:
     )
 
 
-def _kv_heads(keys: ArchitectureKeys, file: GGUFFile, layers: int, heads: int) -> tuple[int, ...]:
+def _kv_heads(keys: ArchitectureKeys, file: GGUFFile, blocks: int, heads: int) -> tuple[int, ...]:
     """KV heads per layer: what the key says, but none where a recurrent layer has taken attention's place."""
     recurrent = {_layer(name) for name in file.tensors if ".ssm_" in name}
     return tuple(
         0 if layer in recurrent and f"blk.{layer}.attn_k.weight" not in file.tensors else kv_heads
-        for layer, kv_heads in enumerate(keys.per_layer("attention.head_count_kv", layers, heads))
+        for layer, kv_heads in enumerate(keys.per_layer("attention.head_count_kv", blocks, heads))
     )
+
+
+def _recurrent_state_bytes(keys: ArchitectureKeys, file: GGUFFile, layers: int) -> int:
+    """Float32 state [key size, inner size] and convolution window [kernel - 1, channels] of every recurrent layer."""
+    state = keys.number("ssm.state_size", 0) * keys.number("ssm.inner_size", 0)
+    total = 0
+    for layer in range(layers):
+        convolution = file.tensors.get(f"blk.{layer}.ssm_conv1d.weight")
+        if convolution is not None and len(convolution.shape) == 2:
+            kernel, channels = convolution.shape
+            total += 4 * (state + (kernel - 1) * channels)
+    return total
+
+
+def _index_values(keys: ArchitectureKeys, file: GGUFFile, layers: int) -> int:
+    """Every layer with an indexer caches one key of it for a token."""
+    indexed = sum(f"blk.{layer}.indexer.k_proj.weight" in file.tensors for layer in range(layers))
+    return indexed * keys.number("attention.indexer.key_length", 0)
 
 
 def _layer(name: str) -> int | None:
@@ -159,15 +190,19 @@ def _is_expert(name: str) -> bool:
     return "_exps." in name and _layer(name) is not None
 
 
-def _expert_classes(keys: ArchitectureKeys, file: GGUFFile, layers: int, experts: int) -> tuple[ExpertClass, ...]:
+def _expert_classes(
+    keys: ArchitectureKeys, file: GGUFFile, blocks: int, layers: int, experts: int
+) -> tuple[ExpertClass, ...]:
     """Group the layers whose experts are of one size and kind, in layer order."""
     by_layer: defaultdict[int, dict[str, TensorInfo]] = defaultdict(dict)
     for name, tensor in file.tensors.items():
         layer = _layer(name)
         if layer is None or not _is_expert(name):
             continue
+        if layer >= blocks:
+            keys.fail(f"tensor {shown(name)} is of no layer: {keys.full('block_count')} is {blocks}")
         if layer >= layers:
-            keys.fail(f"tensor {shown(name)} is of no layer: {keys.full('block_count')} is {layers}")
+            continue  # a draft layer's
         if not experts or tensor.shape[-1] != experts or tensor.nbytes % experts:
             keys.fail(
                 f"{keys.full('expert_count')} is {experts}; {shown(name)} of shape {tensor.shape} holds another number"

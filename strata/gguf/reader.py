@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.errors import ModelFileError, UsageError
-from strata.gguf.cursor import DAMAGED, shown
 from strata.gguf.header import Header, read_header
 from strata.gguf.metadata import Metadata, Scalar, Value
 from strata.gguf.split import check_set, shard_paths
 from strata.gguf.tensors import TensorInfo
+from strata.gguf.wording import DAMAGED, shown
 
 __all__ = ["GGUFFile", "Scalar", "TensorInfo", "Value", "open_gguf"]
 
@@ -108,7 +108,7 @@ class GGUFFile:
         return np.frombuffer(self._data(tensor.shard), dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
 
     def close(self) -> None:
-        """Let go of the files. Views that `raw` gave keep theirs mapped until they are gone too."""
+        """Let go of the files. Views that `raw` gave, and `metadata`, keep theirs mapped until they are gone too."""
         self._maps = ()
 
     def _data(self, shard: int) -> mmap.mmap:

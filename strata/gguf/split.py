@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from strata.errors import ModelFileError
-from strata.gguf.cursor import shown
 from strata.gguf.header import Header
 from strata.gguf.metadata import Metadata
+from strata.gguf.wording import shown
 
 MAX_SHARDS = 1 << 12
 _SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from strata.gguf.cursor import MAX_NAME_BYTES, Cursor, shown
+from strata.gguf.cursor import MAX_NAME_BYTES, Cursor
 from strata.gguf.types import TensorType
+from strata.gguf.wording import CONVERT_AGAIN, shown
 
 MAX_TENSORS = 1 << 16  # the largest models have a few thousand
 MAX_DIMENSIONS = 4
 _INT64_MAX = (1 << 63) - 1
+_WITHDRAWN_TYPES = frozenset({4, 5, 31, 32, 33, 36, 37, 38})  # Q4_2, Q4_3, and layouts interleaved for one CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ def _read_tensor(cursor: Cursor, index: int, shard: int) -> TensorInfo:
     if not 0 < elements <= _INT64_MAX:
         cursor.fail(f"{what} has the impossible shape {shape}")
     number = cursor.u32(what)
+    if number in _WITHDRAWN_TYPES:
+        cursor.fail(f"{what} has type number {number}, which ggml has withdrawn", CONVERT_AGAIN)
     try:
         tensor_type = TensorType(number)
     except ValueError:

@@ -26,7 +26,7 @@ from strata.errors import KernelError
 
 _SOURCES = Path(__file__).with_name("cuda")
 _HEADERS = ("common.cuh", "blocks.cuh", "gemv.cuh")
-_OPTIONS = ("-std=c++17", "--ptxas-options=-v", "--no-cache")
+_OPTIONS = ("-std=c++17", "--ptxas-options=-v", "--no-cache")  # NVRTC's own cache would withhold what ptxas says
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -116,7 +116,8 @@ def _compile_all(kernels: list[Kernel], arch: int) -> Iterator[tuple[Kernel, Com
 
 def cache_folder() -> Path:
     """Return where compiled kernels are kept."""
-    return platformdirs.user_cache_path("strata") / "kernels"
+    own = os.environ.get("STRATA_CACHE_DIR")
+    return (Path(own) if own else platformdirs.user_cache_path("strata")) / "kernels"
 
 
 @cache

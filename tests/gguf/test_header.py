@@ -99,14 +99,15 @@ CASES: dict[str, tuple[bytes, str]] = {
 }
 
 
-def unknown_type() -> bytes:
-    """A tensor of type 99, which the maker cannot size."""
+def of_type(number: int) -> bytes:
+    """A tensor of a type that the maker cannot size."""
     data = bytearray(one(T))
-    data[-12:-8] = struct.pack("<I", 99)
+    data[-12:-8] = struct.pack("<I", number)
     return bytes(data)
 
 
-CASES["unknown type"] = (unknown_type(), "tensor 't' has the unknown type number 99")
+CASES["unknown type"] = (of_type(99), "tensor 't' has the unknown type number 99")
+CASES["withdrawn type"] = (of_type(31), "type number 31, which ggml has withdrawn. Convert the model again")
 
 
 @pytest.mark.parametrize(("data", "message"), CASES.values(), ids=CASES.keys())

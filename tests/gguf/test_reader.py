@@ -70,7 +70,7 @@ def test_array_lengths_come_without_decoding(tmp_path: Path) -> None:
     metadata = open_gguf(path).metadata
     assert [metadata.array_length(key) for key in ("broken", "sound", "number", "absent")] == [3, 2, None, None]
     assert metadata["sound"] is metadata["sound"]
-    with pytest.raises(ModelFileError, match="element 0 of metadata key 'broken' is not valid UTF-8"):
+    with pytest.raises(ModelFileError, match="metadata key 'broken': element 0 is not valid UTF-8"):
         metadata["broken"]
 
 

@@ -99,6 +99,19 @@ def test_project_add(type_: str, columns: int) -> None:
     assert error(residual, before + x @ values.T) < TOLERANCE
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_dense_ffn(tokens: int) -> None:
+    columns, width = 576, 1536
+    ops = CudaOps({name: unwritten(tokens, width) for name in ("gate", "up")})
+    x, norm = floats(tokens, columns), floats(columns)
+    (gate, gates), (up, ups) = (matrix(ops, "Q8_0", width, columns) for _ in range(2))
+    down, downs = matrix(ops, "Q5_K", columns, width)
+    residual = cupy.asarray(x)
+    ops.dense_ffn(residual, cupy.asarray(norm), 1e-6, gate, up, down)
+    a = rms(x, norm) @ gates.T
+    assert error(residual, x + (a / (1 + np.exp(-a)) * (rms(x, norm) @ ups.T)) @ downs.T) < TOLERANCE
+
+
 def test_large_head_is_walked_whole() -> None:
     ops = CudaOps({})
     x, norm = floats(1, 256), floats(256)

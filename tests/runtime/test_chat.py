@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.errors import ModelFileError, StrataError, UsageError
@@ -104,6 +104,7 @@ MARKS = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(start=st.integers(0, len(QWEN)), length=st.integers(0, 60), insert=st.lists(MARKS, max_size=4).map("".join))
 def test_nothing_but_strata_errors_comes_out_of_a_damaged_template(start: int, length: int, insert: str) -> None:
     with contextlib.suppress(StrataError):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.errors import ModelFileError, UnsupportedModel, UsageError
@@ -64,6 +64,7 @@ def test_golden_streams(case: dict[str, Any], tokenizers: dict[str, Tokenizer]) 
     assert (tokenizer.encode(case["text"], parse_special=True) == case["ids"]) == case["encodes_back"]
 
 
+@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 49151), max_size=30))
 def test_pieces_join_to_the_whole(ids: list[int], tokenizers: dict[str, Tokenizer]) -> None:
     stream = StreamDecoder(tokenizers["smollm2"])
@@ -214,6 +215,7 @@ def test_metadata_that_contradicts_itself_is_refused(changes: dict[str, Any], pr
     assert problem in refused.value.found
 
 
+@settings(deadline=None)
 @given(
     tokens=st.lists(st.text(alphabet="abĠ", max_size=3), max_size=6),
     types=st.lists(st.integers(0, 7), max_size=6),

@@ -89,3 +89,11 @@ __global__ void __launch_bounds__(kThreads, NT == 1 && kThreads <= 768 ? 768 / k
   seg.out += (size_t)first * seg.rows;
   project_tile<kAdd, kWalks, NT, Tiles...>(seg.tile, seg, blocks, x + (size_t)first * k, norm, eps, k, min(NT, tokens - first));
 }
+
+// gate = silu(gate) * up, `count` of each.
+__global__ void __launch_bounds__(256) gated(float* gate, const float* up, int count) {
+  let_next_start();
+  wait_for_previous();
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count) gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+}

@@ -43,7 +43,7 @@ def build_model(
     ops: Ops,
     buffers: Mapping[str, Array],
     kv: Sequence[KvLayer],
-    experts: Experts,
+    experts: Experts | None,
 ) -> Decoder:
     """Put a model together; see `Decoder` for the parts."""
     return ARCHITECTURES[config.facts.architecture](config, weights, ops, buffers, kv, experts)

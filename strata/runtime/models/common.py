@@ -67,8 +67,8 @@ class Decoder(ABC):
         The arrays of `strata.gguf.footprint.workspace`; a call uses as many rows as it has tokens.
     kv : sequence of KvLayer
         One per layer.
-    experts : Experts
-        Never called for a dense model.
+    experts : Experts or None
+        None for a dense model.
     """
 
     rope_style: ClassVar[RopeStyle]
@@ -80,7 +80,7 @@ class Decoder(ABC):
         ops: Ops,
         buffers: Mapping[str, Array],
         kv: Sequence[KvLayer],
-        experts: Experts,
+        experts: Experts | None,
     ) -> None:
         self.config = config
         self.ops = ops
@@ -152,9 +152,9 @@ class Decoder(ABC):
         q = q.reshape(tokens, facts.heads, facts.key_length)
         k = k.reshape(tokens, groups, facts.key_length)
         v = v.reshape(tokens, groups, facts.value_length)
-        self.ops.rope_append(q, k, v, norms, self.config.eps, self._rope, position, kv)
         out = attended.reshape(tokens, facts.heads, facts.value_length)
-        self.ops.attend(q, kv, position, facts.key_length**-0.5, out)
+        scale = facts.key_length**-0.5
+        self.ops.attention(q, k, v, norms, self.config.eps, self._rope, position, kv, scale, out)
         self.ops.project_add(attended, weights["attn_output"], x)
 
     def _routed_ffn(self, index: int, x: Array) -> None:
@@ -166,6 +166,7 @@ class Decoder(ABC):
         config = self.config
         norm, router = weights["ffn_norm"], weights["ffn_gate_inp"]
         self.ops.route(x, norm, config.eps, router, config.normalise, hidden, ids, factors)
+        assert self._experts is not None, "a model with routed experts needs a cache of them"
         self._experts.run(index, hidden, ids, results)
         self.ops.combine(results, factors, x)
 

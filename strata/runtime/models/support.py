@@ -62,8 +62,6 @@ def read_config(file: GGUFFile, facts: ModelFacts, model: type[Decoder]) -> Mode
             _refuse(file, f"{prefix}{key} is {value}{f' ({word})' if word else ''}, which is not implemented")
     if len(set(facts.kv_heads)) != 1 or not facts.kv_heads[0] or facts.heads % facts.kv_heads[0]:
         _refuse(file, f"{facts.heads} heads over {sorted(set(facts.kv_heads))} KV heads are not implemented")
-    if facts.experts and not 0 < facts.top_k <= facts.experts:
-        _refuse(file, f"{prefix}expert_used_count is {facts.top_k} of {facts.experts} experts")
     eps = _real(file, prefix + "attention.layer_norm_rms_epsilon")
     normalise = bool(file.metadata.get(prefix + "expert_weights_norm", True))
     return ModelConfig(facts, eps, _read_rope(file, facts, model), normalise)

@@ -1,0 +1,98 @@
+"""What comes before any work: the model's header, the machine's facts, and the plan made of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from strata.cli.progress import spinner, steps
+from strata.errors import PlanInfeasible
+
+if TYPE_CHECKING:
+    from strata.doctor.facts import Facts
+    from strata.doctor.plan import AllocationPlan, PlanOptions
+    from strata.gguf.model_facts import ModelFacts
+    from strata.gguf.reader import GGUFFile
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model's file, open, and what its header says."""
+
+    file: GGUFFile
+    facts: ModelFacts
+
+
+def open_model(model: str, *, header_only: bool = False) -> OpenModel:
+    """Find MODEL (fetching the demo if need be) and read its header.
+
+    Raises
+    ------
+    StrataError
+        MODEL does not exist, cannot be fetched or is no sound GGUF file.
+    """
+    from strata.gguf.model_facts import read_model_facts
+    from strata.gguf.reader import open_gguf
+    from strata.sources.resolve import resolve
+
+    with steps() as progress:
+        path = resolve(model, progress=progress)
+    file = open_gguf(path, header_only=header_only)
+    return OpenModel(file, read_model_facts(file))
+
+
+def take_facts(model: Path | None = None, recorded: Path | None = None) -> Facts:
+    """Probe this machine, or read the facts that were recorded on another."""
+    if recorded is not None:
+        from strata.doctor.facts_io import read_facts
+
+        return read_facts(recorded)
+    from strata.doctor.gather import GatherOptions, gather
+
+    with spinner("checking the machine"):
+        return gather(GatherOptions(model=model))
+
+
+def make_or_load_plan(
+    model: ModelFacts, facts: Facts, options: PlanOptions, saved: Path | None = None
+) -> tuple[AllocationPlan, tuple[str, ...]]:
+    """Plan, or take a saved plan that still holds on this machine.
+
+    Returns
+    -------
+    plan : AllocationPlan
+    notes : tuple of str
+        What differs from when a saved plan was made.
+
+    Raises
+    ------
+    PlanMismatch
+        The saved plan is for another model, device or schema, or the memory it rests on is not there.
+    """
+    if saved is None:
+        from strata.doctor.planner import make_plan
+
+        return make_plan(facts, model, options), ()
+    from strata.doctor.plan_io import check_saved, load_plan
+
+    plan = load_plan(saved)
+    return plan, tuple(check_saved(plan, facts, model))
+
+
+def require_feasible(plan: AllocationPlan) -> None:
+    """Refuse to go on with a plan that does not fit.
+
+    Raises
+    ------
+    PlanInfeasible
+        Its sentences are the plan's own: the line that does not fit, and the smallest changes.
+    """
+    if plan.feasible:
+        return
+    changes = [f"{c.option}: {c.sentence}" if c.option else c.sentence for c in plan.changes]
+    raise PlanInfeasible(
+        f"plan {plan.model.name}",
+        plan.shortfall.sentence if plan.shortfall else "it does not fit",
+        changes[0] if changes else "Use a smaller model",
+    )

@@ -1,0 +1,140 @@
+"""The report as files: a Markdown text for an issue, and a .zip with all that it rests on, both redacted."""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from strata.doctor.findings import Report
+from strata.doctor.markdown import cut, to_markdown
+from strata.doctor.redact import Redactor, Replaced
+from strata.errors import UsageError
+
+SECTION = 16 << 10  # bytes of one raw output, or of one log
+LOGS = 10
+LONGEST_LOG = 4 << 20  # bytes that are read of one log
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What was written, and what was replaced in it: the person should look before sending."""
+
+    markdown: Path
+    archive: Path
+    replaced: tuple[Replaced, ...]
+
+
+def write_bundle(
+    report: Report,
+    folder: Path,
+    *,
+    logs: Sequence[Path] = (),
+    raw: Mapping[str, str] | None = None,
+    redactor: Redactor | None = None,
+) -> Bundle:
+    """Write strata-report-TIME.md and .zip into `folder`, whole or not at all.
+
+    Parameters
+    ----------
+    report : Report
+        As `diagnose` made it, not redacted.
+    folder : Path
+        Made when missing.
+    logs : sequence of Path
+        Run logs, newest first; the first ten are taken.
+    raw : mapping, optional
+        Outputs of the system's tools by their name (see `raw_outputs`).
+    redactor : Redactor, optional
+        One that knows who runs this, by default.
+
+    Raises
+    ------
+    UsageError
+        When a file cannot be written.
+    """
+    redactor = redactor or Redactor()
+    safe: Report = redactor.value(report)
+    markdown = to_markdown(safe)
+    files = {
+        "report.md": markdown,
+        "facts.json": _json(safe.facts),
+        "findings.json": _json(safe.findings),
+        "plan.json": _json(safe.plan) if safe.plan else None,
+        "versions.json": _json(redactor.value(versions())),
+        **{f"raw/{_file_name(name)}.txt": cut(redactor.text(text), SECTION) for name, text in (raw or {}).items()},
+        **{f"logs/{log.name}": cut(_log(log, redactor), SECTION) for log in logs[:LOGS]},
+    }
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+        for name, text in files.items():
+            if text is not None:
+                out.writestr(name, text.encode("utf-8", "replace"))
+    stem = f"strata-report-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    bundle = Bundle(folder / f"{stem}.md", folder / f"{stem}.zip", redactor.replaced)
+    _write({bundle.markdown: markdown.encode("utf-8", "replace"), bundle.archive: archive.getvalue()})
+    return bundle
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of every distribution that Strata asks for and that is installed."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    try:
+        names = [requirement.split(";")[0] for requirement in metadata.requires("strata") or ()]
+    except metadata.PackageNotFoundError:  # run from a folder, not installed
+        return found
+    for name in ("strata", *(n.split("[")[0].split(">")[0].split("=")[0].strip() for n in names)):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _log(path: Path, redactor: Redactor) -> str:
+    """Return a log redacted: event by event where it is JSON, as text where it is not."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(LONGEST_LOG).decode("utf-8", "replace").splitlines()
+    except OSError as failure:
+        return f"could not be read: {failure.strerror or failure}"
+    return "\n".join(_log_line(line, redactor) for line in lines)
+
+
+def _log_line(line: str, redactor: Redactor) -> str:
+    try:
+        return msgspec.json.encode(redactor.value(msgspec.json.decode(line))).decode()
+    except msgspec.DecodeError:
+        return redactor.text(line)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
+
+
+def _file_name(name: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in name)
+
+
+def _write(files: Mapping[Path, bytes]) -> None:
+    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in files}
+    try:
+        for path, data in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary[path].write_bytes(data)
+        for path in files:
+            temporary[path].replace(path)
+    except OSError as failure:
+        for leftover in temporary.values():
+            with suppress(OSError):
+                leftover.unlink()
+        folder = next(iter(files)).parent
+        why = failure.strerror or str(failure)
+        raise UsageError(f"write a report to {folder}", why, "Choose another folder: strata report -o DIR") from None

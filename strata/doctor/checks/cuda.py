@@ -1,0 +1,268 @@
+"""CUDA and CuPy: packages, visibility of devices, compiler, and the codes that calls fail with."""
+
+from __future__ import annotations
+
+from strata.doctor.checks.check import Result, check, fail, passed
+from strata.doctor.checks.driver import cupy_major
+from strata.doctor.checks.machine import Machine, error_text
+from strata.doctor.checks.pinned import COUNTS, malloc_works
+from strata.doctor.checks.wsl import foreign_libcuda
+from strata.doctor.cuda_causes import CUDA_CODES
+from strata.doctor.facts import ProbeStatus
+from strata.doctor.units import counted, version
+
+CUPY = "cupy"
+STICKY = (214, 700, 702, 719)
+
+
+def visible_devices(m: Machine) -> str | None:
+    """Return CUDA_VISIBLE_DEVICES; None when it is not set."""
+    value = m.cuda.visible_devices
+    return m.cuda.environment.get("CUDA_VISIBLE_DEVICES") if value is None else value
+
+
+@check("STR-CUPY-NONE", "CuPy", needs=("cuda.cupy_packages",), scope=())
+def no_cupy(m: Machine) -> Result | None:
+    """Strata reaches the GPU through CuPy, which is not a core dependency because its package depends on the driver's
+    CUDA version. Without it everything runs on the CPU."""
+    if not m.nvml.gpus:
+        return None
+    if m.cuda.cupy_packages or m.cuda.cupy_version:
+        return passed("CuPy is installed.")
+    if m.facts.cuda.status not in (ProbeStatus.UNSUPPORTED, ProbeStatus.OK):
+        return passed("CuPy was not looked for to the end.")
+    return fail(
+        "There is an NVIDIA GPU, but CuPy is not installed: Strata would run on the CPU.",
+        m.says("nvml.gpus", ", ".join(m.gpus)),
+        m.says("cuda", m.reason("cuda")),
+        remedy=f"pip install 'strata[{m.cuda_extra()}]'",
+    )
+
+
+@check("STR-CUPY-TWO", "One CuPy", needs=("cuda.cupy_packages",))
+def two_cupys(m: Machine) -> Result | None:
+    """cupy-cuda12x and cupy-cuda13x write to the same folder; with both installed the wrong libraries are loaded, and
+    removing one breaks the other."""
+    packages = [name for name in m.cuda.cupy_packages if name == CUPY or name.startswith("cupy-")]
+    if len(packages) < 2:
+        return passed("At most one CuPy package is installed.")
+    return fail(
+        f"{len(packages)} CuPy packages are installed together: {', '.join(sorted(packages))}.",
+        *(m.says("cuda.cupy_packages", f"{name} {m.cuda.cupy_packages[name]}") for name in sorted(packages)),
+        remedy=f"pip uninstall -y {' '.join(sorted(packages))} && pip install 'strata[{m.cuda_extra()}]'",
+    )
+
+
+@check("STR-CUPY-IMPORT", "CuPy imports", needs=("cuda.cupy_version",))
+def import_fails(m: Machine) -> Result | None:
+    """CuPy is installed but cannot be imported: a library of the CUDA toolkit is missing, or NumPy is of a version
+    that this CuPy does not know."""
+    error = m.facts.cuda.error
+    if error is None or error.call != "import cupy" or not m.cuda.cupy_packages:
+        return passed("CuPy can be imported.") if m.cuda.cupy_packages else None
+    return fail(
+        "CuPy is installed but cannot be imported.",
+        m.says("cuda", error_text(error)),
+        *(m.says("cuda.cupy_packages", f"{n} {v}") for n, v in m.cuda.cupy_packages.items()),
+        remedy=f"pip install --force-reinstall 'strata[{m.cuda_extra()}]'",
+    )
+
+
+@check("STR-CTX-BROKEN", "Usable CUDA context", needs=("nvml.gpus", "cuda.devices", *COUNTS), essential=True)
+def broken_context(m: Machine) -> Result | None:
+    """The first CUDA call of a process fails, whatever it is: a 322 MiB page-locked request with "no CUDA-capable
+    device", then cudaMalloc too, while nvidia-smi and other programs see the GPU. That is not a pinning limit: this
+    environment cannot make a context, because the CUDA runtime or toolkit it uses does not match the driver."""
+    both_refused = bool(m.pinned and not m.pinned.granted_bytes and m.pinned.refusal and malloc_works(m) is False)
+    no_device = any(group == "cuda" and error.code == 100 for group, error in m.cuda_errors)
+    explained = visible_devices(m) is not None or foreign_libcuda(m)
+    if not m.nvml.gpus or not (both_refused or (no_device and not explained)):
+        return passed("A context can be made: device memory and page-locked memory are both granted.")
+    seen = f"the driver sees {counted(len(m.nvml.gpus), 'GPU')}"
+    evidence = [
+        m.says(
+            "nvml.driver_version",
+            f"driver {m.nvml.driver_version or '?'}, up to CUDA {m.nvml.cuda_driver_version or '?'}",
+        ),
+        m.says(
+            "cuda.runtime_version", f"CUDA runtime {m.cuda.runtime_version or '?'}, NVRTC {m.cuda.nvrtc_version or '?'}"
+        ),
+        *(m.says(group, error_text(error)) for group, error in m.cuda_errors),
+        *(m.says("cuda.libcuda_candidates", f"libcuda: {file.path}") for file in m.cuda.libcuda_candidates[:2]),
+        m.says("cuda.devices", f"{counted(len(m.cuda.devices), 'CUDA device')} here; {seen}"),
+    ]
+    if m.pinned and m.pinned.fresh_process_ok:
+        evidence.append(m.says("pinned.fresh_process_ok", "the same request succeeds in a fresh process"))
+    return fail(
+        f"CUDA runtime {m.cuda.runtime_version or '?'} cannot use the GPU on driver {m.nvml.driver_version or '?'} "
+        f"(CUDA {m.nvml.cuda_driver_version or '?'}), although {seen}.",
+        *evidence,
+        remedy=f"In a fresh environment: pip install 'strata[{m.cuda_extra()}]' "
+        "(an own build: rebuild with the toolkit of the driver's CUDA version)",
+    )
+
+
+@check("STR-CUDA-HIDDEN", "CUDA_VISIBLE_DEVICES", needs=("cuda.devices", "nvml.gpus"))
+def hidden(m: Machine) -> Result | None:
+    """CUDA_VISIBLE_DEVICES decides which GPUs a program sees. Empty, -1, a wrong number or an old UUID hides them all:
+    "no CUDA-capable device is detected" (100) or "invalid device ordinal" (101)."""
+    value = visible_devices(m)
+    if not m.nvml.gpus:
+        return None
+    if value is None or m.cuda.devices:
+        return passed("CUDA_VISIBLE_DEVICES hides no GPU that is needed.")
+    if m.facts.cuda.status is ProbeStatus.OK or m.met(100, 101):
+        return fail(
+            f'CUDA_VISIBLE_DEVICES is set to "{value}", which hides every GPU.',
+            m.says("cuda.visible_devices", f'CUDA_VISIBLE_DEVICES="{value}"'),
+            m.says("nvml.gpus", f"the driver sees {', '.join(m.gpus)}"),
+            *m.met(100, 101),
+            remedy=m.per_os(linux="unset CUDA_VISIBLE_DEVICES", windows="set CUDA_VISIBLE_DEVICES="),
+        )
+    return passed("CUDA_VISIBLE_DEVICES is not what failed.")
+
+
+@check("STR-CUDA-ARCH", "Compiler knows the GPU", needs=("cuda.nvrtc_max_arch", "cuda.devices.compute_capability"))
+def no_architecture(m: Machine) -> Result | None:
+    """Kernels are compiled for the GPU at hand. NVRTC before 12.8 cannot make sm_120 (RTX 50), which ends in "no kernel
+    image is available" (209)."""
+    best, code = m.cuda.nvrtc_max_arch, m.met(98, 209)
+    capabilities = [d.compute_capability for d in m.cuda.devices] + [g.compute_capability for g in m.nvml.gpus]
+    wanted = max((v[0] * 10 + v[1] for text in capabilities if (v := version(text)) and len(v) == 2), default=0)
+    if not code and not (best and wanted > best):
+        return passed("The compiler makes code for every GPU here.")
+    return fail(
+        f"NVRTC {m.cuda.nvrtc_version or '?'} cannot compile for this GPU (sm_{wanted or '?'}).",
+        m.says("cuda.nvrtc_version", f"NVRTC {m.cuda.nvrtc_version or '?'} makes up to sm_{best or '?'}"),
+        *code,
+        remedy="pip install -U 'nvidia-cuda-nvrtc-cu12>=12.8'"
+        if cupy_major(m) == 12
+        else "pip install -U 'strata[cuda13]'",
+    )
+
+
+@check("STR-CUDA-PTX", "Compiler no newer than the driver", needs=("cuda.nvrtc_version", "nvml.cuda_driver_version"))
+def newer_ptx(m: Machine) -> Result | None:
+    """Intermediate code (PTX) from a compiler newer than the driver is refused with code 222. Programs compiled
+    straight for the GPU run all the same, so the newer compiler alone is no fault."""
+    code = m.met(218, 222)
+    if not code:
+        return passed("No intermediate code was refused.")
+    nvrtc = "nvidia-cuda-nvrtc-cu12" if cupy_major(m) == 12 else "nvidia-cuda-nvrtc"
+    limit = m.nvml.cuda_driver_version or "VERSION"
+    return fail(
+        f"The driver (CUDA {m.nvml.cuda_driver_version or '?'}) refuses what NVRTC {m.cuda.nvrtc_version or '?'} made.",
+        *code,
+        m.says(
+            "nvml.cuda_driver_version",
+            f"driver {m.nvml.driver_version or '?'}, up to CUDA {m.nvml.cuda_driver_version}",
+        ),
+        m.says("cuda.nvrtc_version", f"NVRTC {m.cuda.nvrtc_version or '?'}"),
+        remedy=f"Update the driver, or use the compiler of its version: pip install '{nvrtc}<={limit}.999'",
+    )
+
+
+@check("STR-CUDA-KERNEL", "A kernel runs", needs=("cuda.kernel_ok",), essential=True)
+def kernel(m: Machine) -> Result | None:
+    """A one-line kernel is compiled, run and its result checked: the shortest proof that driver, runtime, compiler and
+    GPU work together."""
+    if m.cuda.kernel_ok is not False:
+        return passed("A kernel was compiled and run, and its result is right.")
+    return fail(
+        "A one-line kernel did not give the right result.",
+        m.says("cuda.kernel_ok", f"runtime {m.cuda.runtime_version or '?'}, NVRTC {m.cuda.nvrtc_version or '?'}"),
+        *(m.says(group, error_text(error)) for group, error in m.cuda_errors),
+        remedy=f"pip install --force-reinstall 'strata[{m.cuda_extra()}]'; then reboot; undo any overclock",
+    )
+
+
+@check("STR-CUDA-BUSY", "GPU free to use", needs=("nvml.gpus.compute_mode",))
+def busy(m: Machine) -> Result | None:
+    """Code 46, "all CUDA-capable devices are busy or unavailable": another process holds a GPU in exclusive mode, the
+    mode forbids computing, or without persistence the driver is just being torn down."""
+    closed = {n: g for n, g in m.gpus.items() if g.compute_mode not in (None, "default")}
+    taken = {n: g for n, g in closed.items() if g.compute_mode == "prohibited" or g.processes}
+    code = m.met(46)
+    if not code and not taken:
+        return passed("No GPU is reserved for someone else.")
+    holders = [
+        f"{name}: held by {p.name or 'process'} (pid {p.pid})" for name, g in taken.items() for p in g.processes or ()
+    ]
+    return fail(
+        "The GPU is reserved for another process." if holders else "The GPU is busy, or its mode forbids computing.",
+        *code,
+        *(m.says("nvml.gpus", f"{name}: compute mode {gpu.compute_mode}") for name, gpu in closed.items()),
+        *(m.says("nvml.gpus", text) for text in holders),
+        remedy="sudo nvidia-smi -c DEFAULT; sudo nvidia-smi -pm 1; then try again",
+    )
+
+
+@check("STR-CUDA-FABRIC", "Fabric Manager", needs=("cuda.kernel_ok",))
+def fabric(m: Machine) -> Result | None:
+    """Servers whose GPUs are joined by NVSwitch need the Fabric Manager service; without it every call gives 802."""
+    return _by_code(m, 802)
+
+
+@check("STR-CUDA-COMPAT", "Forward-compatibility library", needs=("cuda.kernel_ok",))
+def compat(m: Machine) -> Result | None:
+    """The cuda-compat package's libcuda works on data-centre cards only; on a GeForce every call gives 804."""
+    return _by_code(m, 804)
+
+
+@check("STR-CUDA-FORK", "CUDA initialises", needs=("cuda.kernel_ok",))
+def fork(m: Machine) -> Result | None:
+    """Code 3: CUDA does not survive a fork. Strata never forks after CUDA has started; a program around it may."""
+    return _by_code(m, 3)
+
+
+@check("STR-DRV-UVM", "Unified memory device", needs=("host.device_nodes", "cuda.kernel_ok"), scope=("host.wsl",))
+def uvm(m: Machine) -> Result | None:
+    """CUDA needs /dev/nvidia-uvm. It is missing when the module nvidia_uvm is not loaded, and broken after some
+    suspends: "unknown error" (999)."""
+    absent = m.host.device_nodes.get("/dev/nvidia-uvm") is False and m.host.device_nodes.get("/dev/nvidiactl") is True
+    code = m.met(304, 999)
+    if not absent and not code:
+        return passed("CUDA's device nodes are whole.") if m.nvml.gpus else None
+    return fail(
+        "The device /dev/nvidia-uvm is missing." if absent else "The driver cannot start CUDA, as after a suspend.",
+        *([m.says("host.device_nodes", "/dev/nvidia-uvm is absent")] if absent else []),
+        *code,
+        remedy="sudo nvidia-modprobe -u -c=0"
+        if absent
+        else m.per_os(
+            linux="sudo rmmod nvidia_uvm; sudo modprobe nvidia_uvm (or reboot)",
+            windows="Restart Windows",
+            wsl="In Windows: wsl --shutdown",
+        ),
+    )
+
+
+@check("STR-CUDA-STICKY", "Fault inside a kernel", needs=("cuda.kernel_ok", "run.log"))
+def sticky(m: Machine) -> Result | None:
+    """After an illegal access (700) or its kind the context is lost: the error cannot be read away and every later
+    call repeats it. The process has to end."""
+    return _by_code(m, *STICKY)
+
+
+@check("STR-CUDA-OTHER", "Other CUDA errors", needs=("cuda.kernel_ok",))
+def other(m: Machine) -> Result | None:
+    """A probe met a CUDA error that no other check explains."""
+    cuda_s = [(g, e) for g, e in m.cuda_errors if (e.name or "").lower().startswith("cuda")]
+    strange = [(group, error) for group, error in cuda_s if error.code not in CUDA_CODES]
+    if not strange:
+        return passed("No unexplained CUDA error.")
+    return fail(
+        "CUDA failed in a way that no check here explains.",
+        *(m.says(group, error_text(error)) for group, error in strange),
+        remedy="Send us: strata report",
+    )
+
+
+def _by_code(m: Machine, *codes: int) -> Result | None:
+    """Judge by the codes alone, in the words of the table of codes."""
+    met = m.met(*codes)
+    if not met:
+        return passed("No call failed this way.") if m.nvml.gpus else None
+    code = next(error.code for _, error in m.cuda_errors if error.code in codes)
+    known = CUDA_CODES[code or 0]
+    return fail(f"CUDA fails with code {code}: {known.cause}.", *met, remedy=known.remedy)

@@ -1,0 +1,215 @@
+"""The system, its RAM and its processors."""
+
+from __future__ import annotations
+
+import re
+
+from strata.doctor.checks.check import Result, check, passed, warn
+from strata.doctor.checks.machine import Machine
+from strata.doctor.units import GIB, counted, size
+
+SWAPPING = 2 * GIB  # swap in use that says more than a few idle pages were put away
+
+
+@check("STR-SYS-OS", "Operating system", needs=("host.os",))
+def system(m: Machine) -> Result | None:
+    """CUDA exists on Linux and Windows. On other systems Strata runs on the CPU, with the same plan and the same
+    numbers, only slower."""
+    evidence = m.says("host.os", f"{m.host.os_release or m.host.os}, kernel {m.host.kernel or 'unknown'}")
+    if m.host.os not in (None, "linux", "windows"):
+        return warn(
+            f"CUDA does not exist on {m.host.os}: Strata runs on the CPU here.",
+            evidence,
+            remedy="Use --device cpu, or a machine with Linux or Windows and an NVIDIA GPU",
+        )
+    return passed("A system that Strata knows.", evidence)
+
+
+@check("STR-RAM-CGROUP", "Container memory limit", needs=("host.cgroup_limit_bytes", "host.ram_total_bytes"))
+def container_limit(m: Machine) -> Result | None:
+    """A process in a container is killed while loading although MemAvailable looks ample: the container's memory.max
+    lies below the machine's RAM. Plans use min(MemAvailable, memory.max - memory.current + reclaimable)."""
+    limit, total = m.host.cgroup_limit_bytes, m.host.ram_total_bytes
+    if limit is None or total is None or limit >= total:
+        return passed("No memory limit below the machine's RAM.")
+    used = m.host.cgroup_used_bytes
+    return warn(
+        f"This process may use {size(limit)} of the machine's {size(total)} RAM; beyond that it is killed.",
+        m.says("host.cgroup_limit_bytes", f"memory limit {size(limit)}" + (f", {size(used)} used" if used else "")),
+        m.says("host.ram_total_bytes", f"RAM {size(total)}"),
+        remedy="Plans respect the limit. For more, start the container with: docker run --memory=SIZE "
+        "(Kubernetes: resources.limits.memory; systemd: MemoryMax=)",
+    )
+
+
+@check("STR-RAM-OOM", "Out-of-memory killer", needs=("host.kernel_log",))
+def oom_killer(m: Machine) -> Result | None:
+    """The kernel killed a process because memory ran out: inside a container's limit, or on the whole machine. What
+    was killed shows nothing of it, it simply stops."""
+    lines = [line for line in m.host.kernel_log or () if "out of memory: killed process" in line.lower()]
+    if not lines:
+        return passed("The kernel's log shows no process killed for want of memory.")
+    return warn(
+        f"The kernel killed a process for want of memory {counted(len(lines), 'time')} since it started.",
+        m.says("host.kernel_log", lines[-1]),
+        remedy="Close what is not needed, or plan with less: --ram-budget SIZE",
+    )
+
+
+@check("STR-RAM-SWAP", "Swapping", needs=("host.swap_total_bytes", "host.swap_free_bytes", "host.ram_available_bytes"))
+def swapping(m: Machine) -> Result | None:
+    """Experts that were paged out must be read back from the disk for every token that uses them: the disk light
+    never stops and decode crawls."""
+    total, free, available = m.host.swap_total_bytes, m.host.swap_free_bytes, m.host.ram_available_bytes
+    if total is None or free is None or available is None:
+        return passed("Swap is idle.")
+    used = total - free
+    evidence = (
+        m.says("host.swap_free_bytes", f"{size(max(used, 0))} of {size(total)} swap in use"),
+        m.says("host.ram_available_bytes", f"{size(available)} RAM available"),
+    )
+    if used >= SWAPPING and available < used:
+        return warn(
+            f"{size(used)} are swapped out and only {size(available)} of RAM are free to take them back.",
+            *evidence,
+            remedy="Close the programs that hold the memory, or plan with less: --ram-budget SIZE",
+        )
+    return passed("Swap is idle.", *evidence)
+
+
+@check(
+    "STR-RAM-HUGE",
+    "Reserved huge pages",
+    needs=("host.huge_pages_free", "host.huge_page_bytes", "host.ram_total_bytes"),
+)
+def huge_pages(m: Machine) -> Result | None:
+    """Huge pages reserved at boot are taken out of ordinary memory whether or not anybody uses them."""
+    free, page, total = m.host.huge_pages_free, m.host.huge_page_bytes, m.host.ram_total_bytes
+    idle = (free or 0) * (page or 0)
+    if total and idle > total // 20 and m.host.os != "windows":
+        return warn(
+            f"{size(idle)} of RAM are set aside as huge pages that nobody uses.",
+            m.says("host.huge_pages_free", f"{free} free huge pages of {size(page or 0)}"),
+            m.says("host.ram_total_bytes", f"RAM {size(total)}"),
+            remedy="sudo sysctl vm.nr_hugepages=0",
+        )
+    return passed("No RAM is set aside as idle huge pages.")
+
+
+@check("STR-RAM-OVERCOMMIT", "Strict overcommit", needs=("host.overcommit_mode",), scope=("host.os",))
+def overcommit(m: Machine) -> Result | None:
+    """With vm.overcommit_memory=2 every mapping is charged in full, CUDA's large address reservations too, so
+    allocations fail with plenty of memory free."""
+    if m.host.os not in (None, "linux"):
+        return None
+    if m.host.overcommit_mode != 2:
+        return passed("The kernel does not charge memory that is only reserved.")
+    limit, used = m.host.commit_limit_bytes, m.host.commit_used_bytes
+    left = f", {size(max(limit - used, 0))} of {size(limit)} left" if limit is not None and used is not None else ""
+    return warn(
+        "The kernel charges reserved memory in full; CUDA reserves far more than it uses.",
+        m.says("host.overcommit_mode", f"vm.overcommit_memory = 2{left}"),
+        remedy="sudo sysctl vm.overcommit_memory=0",
+    )
+
+
+@check("STR-KERNEL-PIN", "Kernel with a page-locking bug", needs=("host.kernel",), scope=("host.os",))
+def kernel_611(m: Machine) -> Result | None:
+    """On Linux 6.11 a refused page-locking request leaks: cudaMallocHost fails and the RAM is gone until a reboot.
+    Strata does not try the pinned budget there and plans without pinning."""
+    if m.host.os not in (None, "linux"):
+        return None
+    if not re.match(r"6\.11(\.|-|$)", m.host.kernel or ""):
+        return passed("The kernel is not one known to leak page-locked memory.")
+    return warn(
+        "This kernel leaks memory when page-locking is refused; the pinned budget was not tried.",
+        m.says("host.kernel", f"kernel {m.host.kernel}"),
+        remedy="Install kernel 6.12 or newer (Ubuntu: sudo apt install linux-generic-hwe-24.04), then reboot",
+    )
+
+
+@check("STR-CPU-HYBRID", "Efficiency cores", needs=("host.cpu_efficiency", "host.cpu_performance"))
+def hybrid(m: Machine) -> Result | None:
+    """When performance and efficiency cores share a product, everyone waits for the slowest: 15 workers have been
+    slower than 4."""
+    slow, fast = m.host.cpu_efficiency, m.host.cpu_performance
+    if not slow or not fast:
+        return passed("All processor cores are alike.")
+    return warn(
+        f"{slow} of {slow + fast} logical processors are efficiency cores; threads on them hold up the others.",
+        m.says("host.cpu_efficiency", f"{m.host.cpu_model or 'CPU'}: {fast} performance, {slow} efficiency"),
+        remedy=m.per_os(
+            linux=f"taskset -c 0-{fast - 1} strata run ...",
+            windows=f"start /affinity {(1 << min(fast, 64)) - 1:X} strata run ...",
+        ),
+    )
+
+
+@check("STR-CPU-NUMA", "Memory of another socket", needs=("host.numa_nodes.total_bytes",))
+def numa(m: Machine) -> Result | None:
+    """Experts that lie on the other socket's memory are read through the link between sockets: 6.4 instead of 10.1
+    tokens per second has been seen."""
+    nodes = [node for node in m.host.numa_nodes or () if node.total_bytes]
+    if len(nodes) < 2:
+        return passed("All RAM is equally near.")
+    near = {gpu.numa_node for gpu in m.nvml.gpus if gpu.numa_node is not None}
+    home = f"; the GPU is on node {min(near)}" if len(near) == 1 else ""
+    return warn(
+        f"RAM is spread over {len(nodes)} nodes{home}; experts on a far node are read slower.",
+        m.says("host.numa_nodes", ", ".join(f"node {n.node}: {size(n.total_bytes or 0)}" for n in nodes)),
+        remedy="numactl --interleave=all strata run ...",
+    )
+
+
+@check("STR-CPU-ISA", "Vector instructions", needs=("host.cpu_flags",), scope=("host.machine",))
+def instructions(m: Machine) -> Result | None:
+    """Without AVX2 the CPU's matrix products are several times slower. In a virtual machine the flag is often merely
+    not passed through."""
+    if (m.host.machine or "").lower() not in ("x86_64", "amd64"):
+        return None
+    if m.host.cpu_flags is None or "avx2" in m.host.cpu_flags:
+        return passed("The processor has AVX2.")
+    return warn(
+        "The processor, as this system sees it, has no AVX2: the CPU backend is several times slower.",
+        m.says(
+            "host.cpu_flags", f"{m.host.cpu_model or 'CPU'}: {' '.join(m.host.cpu_flags) or 'no vector extensions'}"
+        ),
+        remedy="In a virtual machine pass the host's processor through (QEMU: -cpu host; Proxmox: CPU type 'host')",
+    )
+
+
+@check("STR-CPU-QUOTA", "Container CPU quota", needs=("host.cgroup_cpus", "host.cpu_logical"))
+def cpu_quota(m: Machine) -> Result | None:
+    """Under a CPU quota, threads beyond it only take turns: the whole group is paused in every period."""
+    quota, cpus = m.host.cgroup_cpus, m.host.cpu_logical
+    if quota is None or cpus is None or quota >= min(cpus, m.host.cpu_usable or cpus):
+        return passed("No CPU quota below the processors it may use.")
+    return warn(
+        f"This process may use {quota:g} of {cpus} processors; more threads than that pause each other.",
+        m.says("host.cgroup_cpus", f"CPU quota {quota:g}"),
+        remedy=f"OMP_NUM_THREADS={max(int(quota), 1)} strata run ..., or a larger quota: docker run --cpus=N",
+    )
+
+
+@check("STR-CPU-PRIORITY", "Low priority", needs=("host.cpu_priority", "host.io_priority"))
+def priority(m: Machine) -> Result | None:
+    """A task started at low priority (a scheduled task on Windows, `nice`, `ionice -c3`) reads its model up to 24
+    times slower than the same command in a terminal."""
+    low = [
+        m.says(f"host.{name}", f"{what} priority: low")
+        for name, what, value in (
+            ("cpu_priority", "CPU", m.host.cpu_priority),
+            ("io_priority", "disk", m.host.io_priority),
+        )
+        if value == "low"
+    ]
+    if not low:
+        return passed("Ordinary priority.")
+    return warn(
+        "This process runs at low priority: loading can be 20 times slower than in a terminal.",
+        *low,
+        remedy=m.per_os(
+            linux="Start it without nice or ionice, or: sudo renice 0 -p PID; ionice -c2 -n4 -p PID",
+            windows="In the Task Scheduler export the task, set <Priority>4</Priority> in the XML and import it",
+        ),
+    )

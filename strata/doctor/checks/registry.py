@@ -1,0 +1,61 @@
+"""The catalogue: every check there is, in the order a report lists them, and how they are run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from strata.doctor.checks import cuda, disk, driver, gpu, host, model, pinned, probing, speed, vram, wsl
+from strata.doctor.checks.check import Check
+from strata.doctor.checks.machine import Machine
+from strata.doctor.findings import Finding, Status
+from strata.errors import UsageError
+
+FAMILIES = (probing, driver, wsl, gpu, cuda, pinned, vram, model, host, speed, disk)  # what stops a start comes first
+CATALOGUE: dict[str, Check] = {
+    entry.id: entry for family in FAMILIES for entry in vars(family).values() if isinstance(entry, Check)
+}
+
+
+def find_check(id: str) -> Check:
+    """Return the check called `id`, in any case.
+
+    Raises
+    ------
+    UsageError
+        When there is no such check; it names the nearest ones.
+    """
+    found = CATALOGUE.get(id.strip().upper())
+    if found:
+        return found
+    near = difflib.get_close_matches(id.upper(), CATALOGUE, n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    raise UsageError(f"find the check {id!r}", "no check has that id", f"{hint}strata doctor --list-checks shows all")
+
+
+def run_checks(machine: Machine, *, only: Iterable[str] = (), skip: Iterable[str] = ()) -> tuple[Finding, ...]:
+    """Run the catalogue over `machine`.
+
+    Parameters
+    ----------
+    machine : Machine
+        Facts, and the model, plan and options when there are any.
+    only, skip : iterable of str
+        Check ids: run none but these; leave these out (each becomes a ``skipped`` finding).
+
+    Raises
+    ------
+    UsageError
+        When an id names no check.
+    """
+    left_out = {find_check(id).id for id in skip}
+    chosen = {find_check(id).id for id in only} or set(CATALOGUE)
+    findings = []
+    for check in CATALOGUE.values():
+        if check.id in left_out:
+            findings.append(
+                Finding(id=check.id, title=check.title, status=Status.SKIPPED, what="Left out, as asked with --skip.")
+            )
+        elif check.id in chosen and (finding := check.run(machine)):
+            findings.append(finding)
+    return tuple(findings)

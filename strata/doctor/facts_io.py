@@ -1,0 +1,61 @@
+"""Facts as a file: recorded on one machine, replayed on another."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from strata.doctor.facts import SCHEMA_VERSION, Facts
+from strata.errors import UsageError
+
+
+class _Schema(msgspec.Struct):
+    """The part of every schema's document that says which one it is."""
+
+    schema_version: int
+
+
+def read_facts(path: Path) -> Facts:
+    """Return the facts recorded at `path`.
+
+    Raises
+    ------
+    UsageError
+        When the file cannot be read, is not JSON, or has another schema.
+    """
+    asked = f"read facts from {path}"
+    again = "Record them with this version: strata doctor --save-facts FILE"
+    try:
+        text = path.read_bytes()
+    except OSError as failure:
+        raise UsageError(asked, failure.strerror or str(failure), "Check the path") from None
+    try:
+        version = msgspec.json.decode(text, type=_Schema).schema_version
+        if version != SCHEMA_VERSION:
+            raise UsageError(asked, f"it has schema version {version}, this Strata reads {SCHEMA_VERSION}", again)
+        return msgspec.json.decode(text, type=Facts)
+    except msgspec.ValidationError as failure:
+        raise UsageError(asked, f"it is JSON, but not a record of facts: {failure}", again) from None
+    except msgspec.DecodeError as failure:
+        raise UsageError(asked, f"it is not JSON: {failure}", again) from None
+
+
+def write_facts(facts: Facts, path: Path) -> None:
+    """Write `facts` to `path`, whole or not at all.
+
+    Raises
+    ------
+    UsageError
+        When the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
+        temporary.replace(path)
+    except OSError as failure:
+        with suppress(OSError):
+            temporary.unlink()
+        raise UsageError(f"write facts to {path}", failure.strerror or str(failure), "Choose another file") from None

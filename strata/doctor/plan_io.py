@@ -1,0 +1,160 @@
+"""Saved plans: written whole or not at all, read with plain words for what is wrong, checked before followed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from strata import __version__
+from strata.doctor.budgets import TIER_NAMES
+from strata.doctor.candidates import Backend, HostChoice
+from strata.doctor.facts import Facts
+from strata.doctor.invariants import broken
+from strata.doctor.plan import SCHEMA_VERSION, AllocationPlan, Tier
+from strata.doctor.planner import backend_for
+from strata.doctor.request import Request
+from strata.doctor.units import size
+from strata.errors import PlanMismatch, UsageError
+from strata.gguf.model_facts import ModelFacts
+
+_AGAIN = "Make a new plan: strata plan MODEL -o FILE"
+
+
+def save_plan(plan: AllocationPlan, path: Path) -> None:
+    """Write a plan as indented JSON; a file that was there is replaced only by a complete one.
+
+    Raises
+    ------
+    UsageError
+        The path cannot be written.
+    """
+    text = msgspec.json.format(msgspec.json.encode(plan), indent=2)
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            file.write(text + b"\n")
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    try:
+        Path(file.name).replace(path)
+    except OSError as error:
+        Path(file.name).unlink()
+        raise _cannot_write(path, error) from error
+
+
+def load_plan(path: Path) -> AllocationPlan:
+    """Read a saved plan.
+
+    Raises
+    ------
+    UsageError
+        There is no such file, or it cannot be read.
+    PlanMismatch
+        The file holds no plan, or one of another schema.
+    """
+    asked = f"read the plan {path}"
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            asked, error.strerror or str(error), "Give the path of a file that strata plan -o wrote"
+        ) from error
+    try:
+        version = msgspec.json.decode(text, type=_Versioned).schema_version
+    except msgspec.DecodeError as error:
+        raise PlanMismatch(asked, f"the file is no plan: {error}", _AGAIN) from error
+    if version != SCHEMA_VERSION:
+        raise PlanMismatch(
+            asked, f"it has schema {version}, and this is Strata {__version__} with schema {SCHEMA_VERSION}", _AGAIN
+        )
+    try:
+        return msgspec.json.decode(text, type=AllocationPlan)
+    except msgspec.ValidationError as error:
+        raise PlanMismatch(asked, f"a field is wrong: {error}", f"Correct it, or make a new one. {_AGAIN}") from error
+
+
+def _too_small(plan: AllocationPlan, backend: Backend) -> Iterator[str]:
+    """Say which lines hold less than the runtime takes by this plan's choices, or lie elsewhere."""
+    if plan.kv not in backend.kv_types:
+        yield f"the KV cache cannot be {plan.kv} here"
+        return
+    lie = {line.id: line.tier for line in plan.reservations}
+    leanest = backend.host_choices[-1]
+    host = HostChoice(lie.get("embedding", leanest.embedding), lie.get("staging_ring", leanest.staging))
+    request = Request(
+        context=plan.context,
+        kv=plan.kv,
+        chunks=(plan.chunk,),
+        slots=plan.experts.slots,
+        threads=plan.threads,
+    )
+    fixed = backend.fixed_lines(request, plan.chunk, host)
+    e = plan.experts
+    for needed in fixed + backend.expert_lines(e.slots, e.pinned, e.pageable):
+        line = plan.line(needed.id)
+        if line is None or line.bytes < needed.bytes or line.tier is not needed.tier:
+            has = "no such line" if line is None else f"{size(line.bytes)} of {TIER_NAMES[line.tier]}"
+            yield f'"{needed.id}" needs {size(needed.bytes)} of {TIER_NAMES[needed.tier]} and the plan has {has}'
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
+def check_saved(plan: AllocationPlan, facts: Facts, model: ModelFacts) -> tuple[str, ...]:
+    """Check a saved plan against this machine and model before it is followed.
+
+    Parameters
+    ----------
+    plan : AllocationPlan
+        From `load_plan`; it may have been edited by hand.
+    facts : Facts
+        Of this machine, now.
+    model : ModelFacts
+        Of the file that is to be loaded.
+
+    Returns
+    -------
+    tuple of str
+        What has changed and does not matter, as sentences.
+
+    Raises
+    ------
+    PlanMismatch
+        The plan is for another model or device, does not add up, reserves less than the runtime takes, or needs
+        memory that is not there now.
+    """
+    asked = f"follow the saved plan for {plan.model.name}"
+    if plan.model.header_sha256 != model.header_sha256:
+        raise PlanMismatch(asked, f"it was made for another file than {model.path} (their headers differ)", _AGAIN)
+    if not plan.feasible:
+        raise PlanMismatch(asked, "it says itself that it does not fit", _AGAIN)
+    if faults := broken(plan):
+        raise PlanMismatch(asked, f"it does not add up: {'; '.join(faults)}", _AGAIN)
+    backend = backend_for(facts, model, plan.options)
+    device = backend.device
+    if (device.backend, device.id) != (plan.device.backend, plan.device.id):
+        raise PlanMismatch(asked, f"it is for {plan.device.name}, and here is {device.name}", _AGAIN)
+    if too_small := next(_too_small(plan, backend), None):
+        raise PlanMismatch(asked, too_small, _AGAIN)
+    used = {tier: plan.planned_bytes(tier) for tier in Tier}
+    for bound in backend.limits.bounds():
+        if (over := -bound.left(used)) > 0:
+            found = f"{size(over)} of {bound.name} that it needs are not free now"
+            raise PlanMismatch(asked, found, f"Close other programs. {_AGAIN}")
+    notes = list(backend.limits.notes)
+    if plan.strata_version != __version__:
+        notes.append(f"The plan was made by Strata {plan.strata_version}; this is {__version__}.")
+    if plan.device.name != device.name:
+        notes.append(f"The plan calls the device {plan.device.name}; it is {device.name} now.")
+    return tuple(notes)
+
+
+def _cannot_write(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"save the plan as {path}",
+        error.strerror or str(error),
+        "Give a path in a folder that exists and can be written",
+    )

@@ -1,0 +1,128 @@
+"""The report for a terminal, as renderables; whoever has the console prints them.
+
+A status is a word and a symbol, never a colour alone. Colours are mid-tones that read on light and on dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.padding import Padding
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from strata.doctor.findings import Finding, Outcome, Report, Status
+from strata.doctor.summary import summary
+from strata.doctor.units import counted
+
+WIDTH = 100  # wider lines are hard to read
+NAMED = 4  # checks named in a folded line
+PROBLEMS = (Status.CRASHED, Status.FAIL, Status.WARN)
+SYMBOLS = {"pass": "✓", "warn": "!", "fail": "✗", "unknown": "?", "skipped": "–", "crashed": "✗"}
+ASCII = str.maketrans({"✓": "+", "✗": "x", "–": "-"})  # one for one, so that nothing moves
+STYLES = {
+    "pass": "bold color(28)",
+    "warn": "bold color(166)",
+    "fail": "bold color(160)",
+    "unknown": "bold color(62)",
+    "skipped": "bold",
+    "crashed": "bold color(160)",
+}
+HEADS = {
+    Outcome.READY: Status.PASS,
+    Outcome.READY_WITH_WARNINGS: Status.WARN,
+    Outcome.NOT_READY: Status.FAIL,
+    Outcome.UNDETERMINED: Status.UNKNOWN,
+}
+
+
+class TerminalReport:
+    """A report as rich renders it: verdict first, then problems, then one line for what is fine, then the machine.
+
+    Parameters
+    ----------
+    report : Report
+        What to show.
+    verbose : bool
+        Whether to list passed, unknown and skipped checks one by one with their evidence.
+    """
+
+    def __init__(self, report: Report, *, verbose: bool = False) -> None:
+        self.report = report
+        self.verbose = verbose
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        width = min(options.max_width, WIDTH)
+        for line in console.render_lines(Group(*self._parts()), options.update(width=width), pad=False):
+            yield from _plain_end([_ascii(s) for s in line] if options.ascii_only else line)
+            yield Segment.line()
+
+    def _parts(self) -> Iterator[RenderableType]:
+        verdict, findings = self.report.verdict, self.report.findings
+        head = HEADS[verdict.outcome]
+        yield Text.assemble((f"{SYMBOLS[head]} ", STYLES[head]), (verdict.sentence, "bold"))
+        for status in PROBLEMS:
+            for finding in findings:
+                if finding.status is status:
+                    yield Text()
+                    yield _finding(finding)
+        yield Text()
+        for status in (Status.UNKNOWN, Status.PASS, Status.SKIPPED):
+            chosen = [f for f in findings if f.status is status]
+            if chosen and self.verbose:
+                yield from (_finding(finding) for finding in chosen)
+                yield Text()
+            elif chosen:
+                yield _folded(status, chosen)
+        yield Text()
+        yield rows([(label, Text(text)) for label, text in summary(self.report.facts)])
+
+
+def _ascii(segment: Segment) -> Segment:
+    text = segment.text.translate(ASCII).encode("ascii", "replace").decode("ascii")
+    return Segment(text, segment.style, segment.control)
+
+
+def _plain_end(line: list[Segment]) -> list[Segment]:
+    """Return `line` without the blanks at its end, which a table fills its columns with and a paste keeps."""
+    line = list(line)
+    while line and not line[-1].text.strip():
+        line.pop()
+    return [*line[:-1], Segment(line[-1].text.rstrip(), line[-1].style)] if line else []
+
+
+def _finding(finding: Finding) -> RenderableType:
+    head = Text.assemble(
+        (f"{SYMBOLS[finding.status]} {finding.status.upper()}", STYLES[finding.status]),
+        f"  {finding.title}  ",
+        f"[{finding.id}]",
+    )
+    lines = [("", Text(finding.what))]
+    seen = [Text(f"{e.text}  ({e.source})") for e in finding.evidence]
+    lines += [("seen" if n == 0 else "", text) for n, text in enumerate(seen)]
+    if finding.remedy:
+        lines.append(("fix", Text(finding.remedy, style="bold")))
+    return Group(head, Padding(rows(lines), (0, 0, 0, 2)))
+
+
+def _folded(status: Status, findings: list[Finding]) -> Text:
+    count = counted(len(findings), "check")
+    titles = [f.title for f in findings[:NAMED]] + ([f"{len(findings) - NAMED} more"] if len(findings) > NAMED else [])
+    words = {
+        Status.PASS: f"{count} passed (-v lists them)",
+        Status.UNKNOWN: f"{count} could not tell (-v says why): {', '.join(titles)}",
+        Status.SKIPPED: f"{count} not run: {', '.join(dict.fromkeys(f.what.rstrip('.') for f in findings))}",
+    }
+    return Text.assemble((f"{SYMBOLS[status]} {status.upper()}", STYLES[status]), f"  {words[status]}")
+
+
+def rows(lines: list[tuple[str, Text]]) -> Table:
+    """Return `lines` of (label, text) in two columns, long texts wrapped in theirs."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, min_width=4)
+    table.add_column(overflow="fold")
+    for label, text in lines:
+        table.add_row(label, text)
+    return table

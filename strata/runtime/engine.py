@@ -1,0 +1,217 @@
+"""The engine: a model loaded by its plan, at a position."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.doctor.plan import AllocationPlan
+from strata.errors import PlanInfeasible, PlanMismatch, UsageError
+from strata.gguf.reader import GGUFFile
+from strata.runtime.expert_cache import CacheCounts
+from strata.runtime.generation import Generation, PrefillProgress, Sampler
+from strata.runtime.loader import LoadedModel, LoadProgress, MakePolicy, load_model
+from strata.runtime.memory import TEMPORARIES_LINE, PlannedMemory, Taker, charged_to, take_host
+from strata.runtime.models import load_config
+from strata.runtime.policies import FrequencyOverAge
+from strata.runtime.process_memory import MemoryReport, anonymous_bytes
+
+Logits = NDArray[np.float32]
+
+
+class EventLog(Protocol):
+    """Where a run's events go: `RunLog.event`."""
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        """Log one event."""
+
+
+def _log_nothing(kind: str, **fields: Any) -> None:
+    """Log nothing: an `EventLog` for those who want none."""
+
+
+class Engine:
+    """Computes logits. `load` makes one; leaving it as a context manager, or `close`, frees everything.
+
+    Its position moves when a forward pass has ended, so Ctrl-C anywhere leaves it at the last complete position.
+    """
+
+    def __init__(self, model: LoadedModel, plan: AllocationPlan, memory: PlannedMemory, log: EventLog):
+        self.plan = plan
+        self.log = log
+        self._model = model
+        self._memory = memory
+        self._peak = anonymous_bytes()
+
+    @classmethod
+    def load(
+        cls,
+        file: GGUFFile,
+        plan: AllocationPlan,
+        *,
+        progress: LoadProgress = lambda done, total: None,
+        log: EventLog = _log_nothing,
+        take: Taker = take_host,
+        policy: MakePolicy = FrequencyOverAge,
+    ) -> Self:
+        """Take every line of the plan, then read the model. Whatever goes wrong, nothing stays allocated.
+
+        Parameters
+        ----------
+        file : GGUFFile
+            Stays the caller's, and must stay open as long as the engine.
+        plan : AllocationPlan
+        progress : LoadProgress
+        log : EventLog
+        take : Taker
+            The backend's allocator.
+        policy : MakePolicy
+            Which expert leaves the cache.
+
+        Raises
+        ------
+        PlanInfeasible, PlanMismatch
+            There is nothing to load by this plan.
+        UnsupportedModel
+            The model asks for what is not implemented.
+        AllocationFailed
+            A memory refused a line: the caller may plan again, with less of that memory.
+        """
+        config = load_config(file)
+        _check_plan(plan, config.facts.header_sha256)
+        log("plan", plan=plan)
+        with ExitStack() as undo:
+            memory = undo.enter_context(
+                PlannedMemory(
+                    plan,
+                    take=take,
+                    log=lambda line, code: log("allocation", line=line.id, tier=line.tier, bytes=line.bytes, code=code),
+                )
+            )
+            model = load_model(file, config, plan, memory, policy=policy, progress=progress)
+            engine = cls(model, plan, memory, log)
+            log("loaded", memory=engine.memory_report())
+            undo.pop_all()
+        return engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def position(self) -> int:
+        """Positions that are complete, which is where the next token goes."""
+        return self._model.kv.length
+
+    @property
+    def left(self) -> int:
+        """Positions until the plan's context is full."""
+        return self._model.kv.left
+
+    def resume(self, tokens: Sequence[int]) -> int:
+        """Go back to the end of what is shared with `tokens`, and return that position.
+
+        At least the last token is left to compute, for its logits.
+
+        Raises
+        ------
+        UsageError
+            `tokens` are more than the context holds, or none.
+        """
+        if not tokens:
+            raise UsageError("continue a sequence", "it holds no token", "Give a prompt")
+        if len(tokens) > self.plan.context:
+            raise UsageError(
+                f"continue a sequence of {len(tokens)} tokens",
+                f"the plan's context is {self.plan.context} tokens",
+                f"Shorten the prompt, or use --max-context {len(tokens) + 1} or more",
+            )
+        kv = self._model.kv
+        kv.truncate(min(kv.shared_prefix(tokens), len(tokens) - 1))
+        return kv.length
+
+    def prefill(self, tokens: Sequence[int], progress: PrefillProgress | None = None) -> Logits:
+        """Run tokens in chunks of the plan's size, from the position on.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+            One at least, `left` at most.
+        progress : PrefillProgress, optional
+            Told of every chunk.
+
+        Returns
+        -------
+        NDArray[np.float32], shape (V,)
+            Logits after the last token. The next call overwrites them.
+        """
+        if not 0 < len(tokens) <= self.left:
+            raise ValueError(f"{len(tokens)} tokens for {self.left} positions")
+        decoder, kv, logits = self._model.decoder, self._model.kv, self._model.logits
+        for start in range(0, len(tokens), self.plan.chunk):
+            chunk = list(tokens[start : start + self.plan.chunk])
+            with charged_to(self.plan, TEMPORARIES_LINE):
+                x = decoder.forward(np.array(chunk, np.int32), kv.length)
+                if start + len(chunk) == len(tokens):
+                    decoder.logits(x[-1:], logits)
+            kv.tokens.extend(chunk)  # the one step that makes the chunk part of the sequence
+            self._peak = max(self._peak, anonymous_bytes())
+            if progress:
+                progress(start + len(chunk), len(tokens))
+        last: Logits = logits[0]
+        return last
+
+    def decode(self, token: int) -> Logits:
+        """Run one token; see `prefill`."""
+        return self.prefill([token])
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        sampler: Sampler,
+        *,
+        max_tokens: int,
+        stop_ids: Collection[int] = (),
+        progress: PrefillProgress | None = None,
+    ) -> Generation:
+        """Continue a sequence; see `Generation`, the iterator of token ids that this returns."""
+        return Generation(self, tokens, sampler, max_tokens=max_tokens, stop_ids=stop_ids, progress=progress)
+
+    def expert_counts(self) -> CacheCounts:
+        """Return what the expert cache did since loading; nothing for a dense model."""
+        return self._model.experts.counts.copy() if self._model.experts else CacheCounts()
+
+    def memory_report(self) -> MemoryReport:
+        """Set planned and actual side by side; the peak is the highest at the end of a chunk or step.
+
+        Actual is the whole process, as the plan's "context" line charges for interpreter and libraries too.
+        """
+        now = anonymous_bytes()
+        self._peak = max(self._peak, now)
+        return self._memory.report(actual_bytes=now, peak_bytes=self._peak)
+
+    def close(self) -> None:
+        """Free everything. The engine cannot be used after it."""
+        self._memory.free()
+
+
+def _check_plan(plan: AllocationPlan, header_sha256: str) -> None:
+    asked = f"load {plan.model.name} by its plan"
+    if not plan.feasible:
+        found = plan.shortfall.sentence if plan.shortfall else "the plan is marked as infeasible"
+        raise PlanInfeasible(asked, found, plan.changes[0].sentence if plan.changes else "")
+    if plan.model.header_sha256 != header_sha256:
+        raise PlanMismatch(asked, "the plan was made for a file with another header", "Make a new plan for this file")
+    if plan.device.backend != "numpy":
+        raise PlanMismatch(
+            asked, f"the plan is for {plan.device.name} ({plan.device.backend})", "Make a new plan with --device cpu"
+        )

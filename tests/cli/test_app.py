@@ -1,0 +1,145 @@
+"""The commands as processes: exit codes, one JSON document, answers on stdout and all else on stderr."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import GOLDEN, MODEL, assert_clear, strata
+
+HEAVY = ("numpy", "gguf", "tokenizers", "jinja2", "pynvml", "cupy", "msgspec")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, contextlib\n"
+        "from strata.cli.app import app\n"
+        "with contextlib.suppress(SystemExit): app(['--help'])\n"
+        f"print([m for m in {HEAVY} if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+    for command in ("run", "plan", "doctor", "version"):
+        assert command in result.stdout
+
+
+def test_run_answers_on_stdout_and_says_the_rest_on_stderr() -> None:
+    result = strata("run", MODEL, "-p", "Hello", "--no-chat", "--max-tokens", "5", "--temp", "0", "--device", "cpu")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("\n")
+    assert "fits" in result.stderr
+    assert "expert_slots" in result.stderr
+    assert "planned" in result.stderr
+    again = strata("run", MODEL, "--no-chat", "--max-tokens", "5", "--temp", "0", stdin="Hello")
+    assert again.stdout == result.stdout  # stdin is a prompt like -p
+
+
+def test_run_json_is_one_document(tmp_path: Path) -> None:
+    arguments = ["run", MODEL, "-p", "Hello", "--no-chat", "--max-tokens", "4", "--seed", "7", "--json"]
+    document = json.loads(strata(*arguments).stdout)
+    assert document["seed"] == 7
+    assert document["stats"]["generated_tokens"] == 4
+    assert document["stats"]["stop"] == "length"
+    assert document["memory"]["peak_bytes"] <= document["memory"]["planned_bytes"]
+    assert document["plan"]["feasible"] is True
+    assert Path(document["log"]).is_file()
+    assert json.loads(strata(*arguments).stdout)["text"] == document["text"]  # same seed, same answer
+
+
+def test_plan_is_saved_and_followed(tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    result = strata("plan", MODEL, "--max-context", "128", "--expert-cache", "3", "-o", str(saved))
+    assert result.returncode == 0, result.stderr
+    assert "fits" in result.stdout.splitlines()[0]
+    run = strata("run", MODEL, "--plan", str(saved), "-p", "Hi", "--no-chat", "--max-tokens", "3", "--json")
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert document["plan"]["experts"]["slots"] == 3
+    assert document["stats"]["evictions"] > 0
+    other = strata("run", str(GOLDEN / "llama.gguf"), "--plan", str(saved), "-p", "Hi", "--no-chat")
+    assert_clear(other, 1, "error:", "found", "do")
+
+
+def test_a_plan_that_does_not_fit_is_an_answer() -> None:
+    shown = strata("plan", MODEL, "--ram-budget", "100MiB")
+    assert shown.returncode == 1
+    assert "does not fit" in shown.stdout.splitlines()[0]
+    assert "--ram-budget" in shown.stdout
+    refused = strata("run", MODEL, "--ram-budget", "100MiB", "-p", "Hi", "--no-chat")
+    assert_clear(refused, 1, "does not fit", "--ram-budget")
+    assert refused.stdout == ""
+
+
+def test_doctor_gives_a_verdict_first_and_json_alone() -> None:
+    result = strata("doctor", MODEL, "--json")
+    document = json.loads(result.stdout)
+    assert result.returncode == document["verdict"]["exit_code"]
+    assert document["plan"]["model"]["architecture"] == "qwen3moe"
+    shown = strata("doctor")
+    assert shown.stdout.splitlines()[0].strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "no-such.gguf", "-p", "x"], ["no-such.gguf", "there is no such file"]),
+        (["run", MODEL, "-p", " "], ["the prompt is empty"]),
+        (["run", MODEL, "-p", "x", "--temp", "-1"], ["--temp"]),
+        (["run", MODEL, "-p", "x", "--kv", "q4"], ["--kv"]),
+        (["run", MODEL, "-p", "x", "--vram-budget", "8"], ["has no unit"]),
+        (["run", MODEL, "-p", "x", "--no-chat", "--system", "y"], ["--system"]),
+        (["run", MODEL, "-p", "x", "--no-chat", "--max-context", "9999999"], ["context"]),
+        (["plan"], ["MODEL"]),
+        (["fly"], ["fly"]),
+        (["doctor", "--only", "STR-NO-SUCH"], ["STR-NO-SUCH"]),
+    ],
+)
+def test_wrong_use_is_said_and_exits_with_2(arguments: list[str], words: list[str]) -> None:
+    result = strata(*arguments)
+    assert_clear(result, 2, *words)
+    assert result.stdout == ""
+
+
+def test_errors_are_json_too_when_json_was_asked_for() -> None:
+    result = strata("run", "no-such.gguf", "-p", "x", "--json")
+    assert result.returncode == 2
+    assert json.loads(result.stdout)["error"]["found"] == "there is no such file"
+
+
+def test_a_model_that_cannot_run_is_refused_by_name(tmp_path: Path) -> None:
+    broken = tmp_path / "page.gguf"
+    broken.write_text("<!DOCTYPE html><html></html>")
+    assert_clear(strata("run", str(broken), "-p", "x"), 1, "web page")
+
+
+def test_a_prompt_longer_than_the_context_is_refused() -> None:
+    long = "word " * 200
+    result = strata("run", MODEL, "-p", long, "--no-chat", "--max-context", "64")
+    assert_clear(result, 2, "--max-context")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
+def test_ctrl_c_ends_cleanly_and_says_where() -> None:
+    # the fullest context that the model has: seconds of work, so the answer does not end by itself first
+    arguments = ["run", MODEL, "-p", "Hello", "--no-chat", "--temp", "0", "--max-context", "4096"]
+    command = [sys.executable, "-m", "strata", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout
+        process.stdout.read(1)  # the first text: it is generating
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"stopped by Ctrl-C" in said
+    assert b"Traceback" not in said
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m strata plan {MODEL} --json | head -c 1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert result.stdout == "{"
+    assert "Traceback" not in result.stderr
+    assert "BrokenPipe" not in result.stderr

@@ -1,0 +1,77 @@
+"""Every recorded machine is told what it should be, and every near miss is not."""
+
+import pytest
+
+from strata.doctor.checks.registry import CATALOGUE
+from strata.doctor.findings import Status
+from tests.doctor.machines import FIXTURES, PROBLEMS, Case, cases, findings_of
+
+NEAR_MISSES = [(case, miss) for case in cases().values() for miss in case.expected.near_misses]
+
+
+@pytest.mark.parametrize("case", cases().values(), ids=list(cases()))
+def test_machine_is_told_what_it_should_be(case: Case) -> None:
+    found = findings_of(case.machine())
+    assert sorted(id for id, f in found.items() if f.status in PROBLEMS) == case.expected.finds
+    assert [id for id in case.expected.passes if found[id].status is not Status.PASS] == []
+
+
+@pytest.mark.parametrize(("case", "miss"), NEAR_MISSES, ids=[f"{c.name}-{m.check}" for c, m in NEAR_MISSES])
+def test_near_miss_keeps_silent(case: Case, miss) -> None:
+    assert miss.check in case.expected.finds + case.expected.passes
+    assert 1 <= len(miss.changes) <= 3  # one fact may be recorded in two places
+    found = findings_of(case.machine(miss.changes)).get(miss.check)
+    assert found is None or found.status not in (*PROBLEMS, *([Status.PASS] if case.expected.passes else []))
+
+
+def test_every_machine_is_in_the_table() -> None:
+    assert {path.stem for path in (FIXTURES / "machines").glob("*.json")} == set(cases())
+    assert len(cases()) >= 40
+
+
+def test_every_check_has_a_machine_and_a_near_miss() -> None:
+    shown = {id for case in cases().values() for id in case.expected.finds + case.expected.passes}
+    assert shown == set(CATALOGUE)
+    assert {miss.check for _, miss in NEAR_MISSES} == set(CATALOGUE)
+
+
+def test_no_two_checks_are_triggered_by_the_same_facts() -> None:
+    machines = [case.machine() for case in cases().values()]
+    machines += [case.machine(miss.changes) for case, miss in NEAR_MISSES]
+    triggered: dict[str, set[int]] = {id: set() for id in CATALOGUE}
+    for number, machine in enumerate(machines):
+        for id, finding in findings_of(machine).items():
+            if finding.status in PROBLEMS or id == "STR-GPU-NONE":
+                triggered[id].add(number)
+    alike = [(a, b) for a in triggered for b in triggered if a < b and triggered[a] == triggered[b]]
+    assert alike == []
+
+
+def test_problems_say_what_to_do_and_where_it_was_seen() -> None:
+    for case in cases().values():
+        for finding in findings_of(case.machine()).values():
+            if finding.status in (Status.WARN, Status.FAIL):
+                assert finding.remedy, finding.id
+                assert finding.evidence, finding.id
+                assert all(e.text and e.source for e in finding.evidence), finding.id
+                assert finding.what.endswith("."), finding.id
+
+
+def test_seed_000_names_the_mismatch_and_both_versions() -> None:
+    finding = findings_of(cases()["seed-000-broken-context"].machine())["STR-CTX-BROKEN"]
+    for part in ("12.4", "615.78.05", "13.4"):
+        assert part in finding.what
+    assert any("cudaErrorNoDevice" in e.text for e in finding.evidence)
+
+
+def test_seed_000_budget_names_the_bytes() -> None:
+    finding = findings_of(cases()["seed-000-budget-exhausted"].machine())["STR-WSL-PIN"]
+    assert "960 MiB" in finding.what
+    assert any("cudaMalloc still works" in e.text for e in finding.evidence)
+
+
+def test_seed_002_explains_its_states_by_bytes() -> None:
+    finding = findings_of(cases()["seed-002-no-desktop"].machine())["STR-PIN-COUPLED"]
+    text = finding.what + " ".join(e.text for e in finding.evidence)
+    for part in ("45 GiB", "12.79 GiB", "497 MiB"):  # page-locked, VRAM held, refused
+        assert part in text

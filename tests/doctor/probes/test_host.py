@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from strata.doctor.facts import HostFacts
+from strata.doctor.probes import host
+from strata.doctor.probes.collect import Collector
+from strata.doctor.probes.request import ProbeRequest
+from tests.doctor.probes.machine_tree import lay
+
+MIB = 1 << 20
+
+
+def collect(root: Path, kernel: str = "6.8.0-45-generic", environment: dict[str, str] | None = None) -> HostFacts:
+    found = Collector()
+    host.collect_linux(found, root, environment or {}, kernel)
+    return HostFacts(**found.fields())
+
+
+def test_this_machine_agrees_with_psutil() -> None:
+    (facts,) = host.probe(ProbeRequest())
+    assert facts.ram_total_bytes == psutil.virtual_memory().total
+    assert facts.ram_available_bytes == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+    assert facts.swap_total_bytes == psutil.swap_memory().total
+    assert facts.cpu_logical == psutil.cpu_count()
+    assert facts.cpu_physical == psutil.cpu_count(logical=False)
+    assert facts.cpu_usable == len(psutil.Process().cpu_affinity())
+    assert facts.os == sys.platform
+    assert facts.kernel == os.uname().release
+
+
+def test_every_field_is_a_value_or_unknown_with_a_reason() -> None:
+    (facts,) = host.probe(ProbeRequest())
+    for name in HostFacts.__struct_fields__:
+        if name not in ("unknown", "sources"):
+            assert (getattr(facts, name) is None) == (name in facts.unknown), name
+    assert all(facts.unknown.values())
+
+
+def test_container_in_wsl_with_a_limit(tmp_path: Path) -> None:
+    root = lay(
+        tmp_path,
+        {
+            "dev/dxg": "",
+            "dev/kmsg": "4,1,1,-;misc dxg: dxgk: dxgkio_make_resident: Ioctl failed: -12\n",
+            ".dockerenv": "",
+            "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\n',
+            "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 800 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n",
+            "proc/cpuinfo": "processor\t: 0\nmodel name\t: 12th Gen Intel(R)\nflags\t: avx2 fma hypervisor\n\n",
+            "proc/self/cgroup": "0::/\n",
+            "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
+            "proc/sys/vm/overcommit_memory": "1\n",
+            "sys/fs/cgroup/cgroup.controllers": "cpu memory",
+            "sys/fs/cgroup/cpu.max": "max 100000\n",
+            "sys/fs/cgroup/memory.max": str(512 * MIB),
+            "sys/fs/cgroup/memory.current": str(100 * MIB),
+            "sys/fs/cgroup/memory.stat": f"inactive_file {10 * MIB}\nactive_file 0\n",
+        },
+    )
+    facts = collect(root, "6.6.87.2-microsoft-standard-WSL2")
+    assert (facts.wsl, facts.container, facts.os_release) == ("wsl2", "docker", "Ubuntu 24.04.1 LTS")
+    assert (facts.cgroup_version, facts.cgroup_limit_bytes) == (2, 512 * MIB)
+    assert (facts.cgroup_used_bytes, facts.cgroup_reclaimable_bytes) == (100 * MIB, 10 * MIB)
+    assert (facts.swap_total_bytes, facts.overcommit_mode) == (0, 1)
+    assert facts.unknown["cgroup_cpus"] == "no limit"
+    assert facts.device_nodes["/dev/dxg"] is True
+    assert facts.device_nodes["/dev/nvidia-uvm"] is False
+    assert facts.kernel_log == ("misc dxg: dxgk: dxgkio_make_resident: Ioctl failed: -12",)
+    assert facts.numa_nodes is None
+    assert facts.unknown["numa_nodes"] == "this kernel shows no memory nodes"
+
+
+def test_wsl1_has_no_available_memory_and_it_is_not_zero(tmp_path: Path) -> None:
+    root = lay(tmp_path, {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 10 kB\n", "proc/cpuinfo": "processor : 0\n"})
+    facts = collect(root, "4.4.0-26100-Microsoft")
+    assert facts.wsl == "wsl1"
+    assert facts.ram_available_bytes is None
+    assert facts.unknown["ram_available_bytes"] == "/proc/meminfo gives no MemAvailable"
+
+
+def test_bare_root_makes_everything_unknown_and_nothing_zero(tmp_path: Path) -> None:
+    facts = collect(lay(tmp_path, {"proc/cpuinfo": ""}))
+    for name in ("ram_total_bytes", "swap_total_bytes", "cgroup_limit_bytes", "thp", "cpu_model", "kernel_log"):
+        assert getattr(facts, name) is None
+        assert facts.unknown[name]
+
+
+@pytest.mark.parametrize(("nice", "name"), [(0, "normal"), (10, "low"), (19, "low"), (-5, "high")])
+def test_cpu_priority(nice: int, name: str) -> None:
+    assert host.cpu_priority(nice) == name

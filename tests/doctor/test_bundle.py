@@ -1,0 +1,83 @@
+"""The files of a report: complete, capped, redacted, and written whole or not at all."""
+
+import json
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from strata.doctor.bundle import SECTION, write_bundle
+from strata.doctor.diagnose import diagnose
+from strata.doctor.facts import Facts
+from strata.doctor.raw_outputs import raw_outputs
+from strata.doctor.redact import Identity, Redactor
+from strata.errors import UsageError
+from tests.doctor.machines import cases
+
+ME = Identity(("me-myself",), ("/home/me-myself",), ("my-box",))
+
+
+def test_bundle_holds_everything_redacted(tmp_path: Path) -> None:
+    machine = cases()["wsl2-embedding-pageable"].machine(
+        {"disk.value.path": "/home/me-myself/m.gguf", "cuda.value.environment": {"HF_TOKEN": "hf_AbCdEfGhIjKl"}}
+    )
+    report = diagnose(machine.facts, model=machine.model, plan=machine.plan)
+    log = tmp_path / "run-1.jsonl"
+    event = {"event": "start", "path": "/home/me-myself/m.gguf", "host": "my-box"}
+    log.write_text(json.dumps(event) + '\n{"event": "cut off at /home/me-my', encoding="utf-8")
+    raw = {"nvidia-smi -q": "Serial Number : 1234567890\n" * 5000}
+    made = write_bundle(report, tmp_path / "out", logs=[log], raw=raw, redactor=Redactor(ME))
+    with zipfile.ZipFile(made.archive) as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert set(files) == {
+        *("report.md", "facts.json", "findings.json", "plan.json", "versions.json"),
+        *("raw/nvidia-smi--q.txt", "logs/run-1.jsonl"),
+    }
+    files["pasted"] = made.markdown.read_text(encoding="utf-8")
+    for name, text in files.items():
+        for secret in ("me-myself", "my-box", "hf_AbC", "1234567890", report.plan.device.id if report.plan else ""):
+            assert secret not in text, name
+    assert len(files["raw/nvidia-smi--q.txt"].encode()) <= SECTION
+    assert {r.kind for r in made.replaced} >= {"home", "host", "token", "serial", "uuid"}
+    again = msgspec.json.decode(files["facts.json"], type=Facts)  # it replays, to the same findings
+    assert [f.status for f in diagnose(again).findings] == [f.status for f in diagnose(machine.facts).findings]
+
+
+def test_only_the_last_ten_logs_are_taken(tmp_path: Path) -> None:
+    logs = [tmp_path / f"run-{n}.jsonl" for n in range(12)]
+    for log in logs[1:]:
+        log.write_text("{}\n")
+    made = write_bundle(diagnose(cases()["h200-server"].machine().facts), tmp_path, logs=logs, redactor=Redactor(ME))
+    with zipfile.ZipFile(made.archive) as archive:
+        taken = [name for name in archive.namelist() if name.startswith("logs/")]
+        assert taken == [f"logs/run-{n}.jsonl" for n in range(10)]
+        assert "could not be read" in archive.read("logs/run-0.jsonl").decode()
+
+
+def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    with pytest.raises(UsageError, match="Choose another folder"):
+        write_bundle(diagnose(cases()["h200-server"].machine().facts), taken, redactor=Redactor(ME))
+    assert list(tmp_path.iterdir()) == [taken]
+
+
+def test_raw_outputs_wait_for_nobody() -> None:
+    started = time.monotonic()
+    outputs = raw_outputs(
+        {
+            "speaks": (sys.executable, "-c", "print('hello')"),
+            "complains": (sys.executable, "-c", "import sys; sys.exit('no')"),
+            "hangs": (sys.executable, "-c", "import time; print('so far', flush=True); time.sleep(60)"),
+            "is absent": ("no-such-tool-here",),
+        },
+        time_limit_s=3,
+    )
+    assert time.monotonic() - started < 10
+    assert outputs["speaks"] == "hello"
+    assert outputs["complains"] == "no"
+    assert outputs["hangs"] == "so far\n\n[no end within 3 s]"
+    assert outputs["is absent"].startswith("could not be run: ")

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from strata.doctor.facts import Facts, HostFacts, Probe, ProbeError, ProbeStatus, SpeedFacts
+from strata.doctor.facts_io import read_facts, write_facts
+from strata.errors import UsageError
+
+SKIPPED = Probe(status=ProbeStatus.SKIPPED, error=ProbeError("not asked for"))
+FACTS = Facts(
+    strata_version="1.2.3",
+    taken_at="2026-01-02T03:04:05+00:00",
+    host=Probe(status=ProbeStatus.OK, value=HostFacts(os="linux", unknown={"thp": "why"}), seconds=0.5),
+    nvml=SKIPPED,
+    cuda=SKIPPED,
+    pinned=SKIPPED,
+    disk=SKIPPED,
+    speed=Probe(status=ProbeStatus.OK, value=SpeedFacts(ram_read_bytes_per_s={1: 1e10, 16: 5e10})),
+)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    write_facts(FACTS, path)
+    assert read_facts(path) == FACTS
+    assert json.loads(path.read_text())["schema_version"] == 1
+
+
+def test_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    path.mkdir()  # cannot be replaced by a file
+    with pytest.raises(UsageError, match="write facts"):
+        write_facts(FACTS, path)
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(UsageError, match="No such file"):
+        write_facts(FACTS, tmp_path / "nowhere" / "facts.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "it is not JSON"),
+        ("{", "it is not JSON"),
+        ("[1]", "not a record of facts"),
+        ("{}", "not a record of facts"),
+        ('{"schema_version": 99}', "schema version 99, this Strata reads 1"),
+        ('{"schema_version": 1}', "not a record of facts"),
+        ('{"schema_version": 1, "host": {"status": "splendid"}}', "not a record of facts"),
+    ],
+)
+def test_other_files_are_refused_with_the_reason(tmp_path: Path, text: str, found: str) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        read_facts(path)
+    assert found in refused.value.found
+    assert str(path) in refused.value.asked
+    assert refused.value.remedy
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        read_facts(tmp_path / "none.json")

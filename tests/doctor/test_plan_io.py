@@ -1,0 +1,127 @@
+"""Saved plans: round trip, readable refusals, and checks against the machine and model of the moment."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from strata.doctor.plan import AllocationPlan, PlanOptions, Tier
+from strata.doctor.plan_io import check_saved, load_plan, save_plan
+from strata.doctor.planner import make_plan
+from strata.errors import PlanMismatch, UsageError
+from tests.doctor.shapes import DENSE, GIB, MIB, SMALL_MOE, machine
+
+FACTS = machine(4 * GIB)
+
+
+@pytest.fixture
+def plan() -> AllocationPlan:
+    return make_plan(FACTS, SMALL_MOE, PlanOptions(expert_cache=100))
+
+
+def test_a_plan_comes_back_as_it_was_saved_and_still_holds(plan, tmp_path):
+    file = tmp_path / "plan.json"
+    save_plan(plan, file)
+    assert load_plan(file) == plan
+    assert check_saved(load_plan(file), FACTS, SMALL_MOE) == ()
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_plan_that_cannot_be_saved_leaves_nothing_behind(plan, tmp_path):
+    with pytest.raises(UsageError, match="folder"):
+        save_plan(plan, tmp_path / "missing" / "plan.json")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError):
+        save_plan(plan, tmp_path / "folder")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.update(schema_version=99), "schema 99"),
+        (lambda d: d.update(context="long"), r"context"),
+        (lambda d: d["reservations"][1].update(tier="ram"), r"reservations"),
+        (lambda d: d.pop("device"), "device"),
+    ],
+)
+def test_what_is_wrong_with_the_file_is_said(plan, tmp_path, change, words):
+    document = json.loads(msgspec.json.encode(plan))
+    change(document)
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(PlanMismatch, match=words):
+        load_plan(file)
+
+
+@pytest.mark.parametrize("text", ["", "no plan", "[1, 2]", "{}"])
+def test_a_file_that_is_no_plan_is_refused(tmp_path, text):
+    file = Path(tmp_path / "plan.json")
+    file.write_text(text)
+    with pytest.raises(PlanMismatch, match="no plan"):
+        load_plan(file)
+
+
+def test_a_missing_file_is_wrong_use(tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        load_plan(tmp_path / "plan.json")
+
+
+def test_another_model_is_refused(plan):
+    with pytest.raises(PlanMismatch, match="headers differ"):
+        check_saved(plan, FACTS, DENSE)
+
+
+def test_memory_that_is_no_longer_there_is_refused_and_more_is_fine(plan):
+    with pytest.raises(PlanMismatch, match="not free now"):
+        check_saved(plan, machine(600 * MIB), SMALL_MOE)
+    assert check_saved(plan, machine(40 * GIB), SMALL_MOE) == ()
+
+
+def test_an_infeasible_plan_is_refused():
+    plan = make_plan(machine(300 * MIB), SMALL_MOE, PlanOptions())
+    with pytest.raises(PlanMismatch, match="does not fit"):
+        check_saved(plan, FACTS, SMALL_MOE)
+
+
+def edited(plan: AllocationPlan, line_id: str, **changes: object) -> AllocationPlan:
+    lines = [msgspec.structs.replace(line, **changes) if line.id == line_id else line for line in plan.reservations]
+    return msgspec.structs.replace(plan, reservations=tuple(lines))
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda p: edited(p, "head", bytes=1000), '"head" needs .* 1,000 B'),
+        (lambda p: edited(p, "head", bytes=-1), "has -1 bytes"),
+        (lambda p: edited(p, "head", bytes=900 * GIB), "overfull"),
+        (lambda p: edited(p, "head", id="tail"), '"head" needs .* no such line'),
+        (lambda p: edited(p, "head", id="dense"), '"dense" occurs 2 times'),
+        (lambda p: edited(p, "head", tier=Tier.PAGEABLE, device="host"), '"head" needs .* of VRAM'),
+        (lambda p: msgspec.structs.replace(p, context=100_000), "kv_cache"),
+        (lambda p: msgspec.structs.replace(p, chunk=4000), "workspace"),
+        (lambda p: msgspec.structs.replace(p, threads=64), "context"),
+        (lambda p: msgspec.structs.replace(p, kv="int8"), "cannot be int8"),
+        (
+            lambda p: msgspec.structs.replace(p, experts=msgspec.structs.replace(p.experts, slots=384)),
+            '"expert_slots" needs',
+        ),
+        (
+            lambda p: msgspec.structs.replace(p, experts=msgspec.structs.replace(p.experts, file=1)),
+            "are not 384 in all",
+        ),
+        (
+            lambda p: msgspec.structs.replace(p, device=msgspec.structs.replace(p.device, id="GPU-1", backend="cuda")),
+            "it is for",
+        ),
+    ],
+)
+def test_a_plan_edited_by_hand_is_checked_line_by_line(plan, edit, words):
+    with pytest.raises(PlanMismatch, match=words):
+        check_saved(edit(plan), FACTS, SMALL_MOE)
+
+
+def test_another_version_is_only_a_note(plan):
+    old = msgspec.structs.replace(plan, strata_version="0.0.1")
+    assert "0.0.1" in check_saved(old, FACTS, SMALL_MOE)[0]

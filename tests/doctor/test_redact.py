@@ -1,0 +1,189 @@
+"""What identifies is taken out, by value and by form; all else stays as it was."""
+
+import json
+import time
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata.doctor.redact import Identity, Redactor, this_identity
+from tests.doctor.machines import cases
+
+ALICE = Identity(("alice",), ("/home/alice", "C:\\Users\\alice"), ("alice-pc", "box7"))
+
+
+def redact(text: str, identity: Identity = ALICE) -> str:
+    return Redactor(identity).text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("alice's model", "[user-1]'s model"),
+        ("Alice and ALICE", "[user-1] and [user-1]"),
+        ("malice alice2 _alice alices", "malice alice2 _alice alices"),
+        ("/home/alice/m.gguf", "~/m.gguf"),
+        ("/home/alice2/m.gguf", "/home/[user-1]/m.gguf"),
+        ("PATH=/opt:/home/alice:/bin", "PATH=/opt:~:/bin"),
+        ("C:\\Users\\alice\\m", "~\\m"),
+        (json.dumps("C:\\Users\\alice\\m"), '"~\\\\m"'),
+        ("/mnt/c/Users/bob/m", "/mnt/c/Users/[user-1]/m"),
+        ("C:\\Users\\John Smith\\m", "C:\\Users\\[user-1]\\m"),
+        ("/home/carol: no such file", "/home/[user-1]: no such file"),
+        ("file:///home/alice/m", "file:///home/[user-1]/m"),
+        ("ssh alice@box7", "ssh [user-1]@[host-1]"),
+        ("alice-pc:8080 box7.lan mybox7", "[host-1]:8080 [host-2].lan mybox7"),
+    ],
+)
+def test_names_and_homes(text: str, expected: str) -> None:
+    assert redact(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("HF_TOKEN=hf_AbCdEfGhIjKlMnOpQrStUvWx", "hf_"),
+        ("token hf_AbCdEfGh1", "hf_"),
+        ("git clone https://ghp_abcdefghij1234@github.com/o/r", "ghp_"),
+        ("github_pat_11ABCDEFG0abcdefgh", "github_pat"),
+        ('"OPENAI_API_KEY": "sk-proj-abcdefghijklmnop"', "sk-proj"),
+        ("Authorization: Bearer abc.def-ghi123", "abc.def"),
+        ("authorization: Basic YWxhZGRpbjpvcGVu1", "YWxh"),
+        ("https://bob:hunter2@example.com/x", "hunter2"),
+        ("redis://:p4ssw0rd@10.1.2.3", "p4ssw0rd"),
+        ("PASSWORD='correct-horse'", "correct-horse"),
+        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI", "wJalr"),
+        ("Serial Number: PF2ABCD9", "PF2ABCD9"),
+        ('{"serial": "S4EWNX0R123"}', "S4EWNX0R"),
+        ("mail bob.smith@example.org now", "bob.smith"),
+        ("link aa:bb:cc:dd:ee:ff up", "aa:bb"),
+        ("link AA-BB-CC-DD-EE-FF up", "AA-BB"),
+        ("peer 203.0.113.7:443", "203.0"),
+        ("inet 10.0.0.3/24", "10.0.0.3"),
+        ("fe80::1ff:fe23:4567:890a%eth0", "fe80"),
+        ("[2001:db8::1]:8080", "2001:db8"),
+        ("123e4567-e89b-12d3-a456-426614174000", "123e4567"),
+        ("GPU-8f9d2c1e-1234-5678-9abc-def012345678", "8f9d2c1e"),
+        ("UUID: GPU-8f9d2c1e (cut off)", "8f9d2c1e"),
+    ],
+)
+def test_forms(text: str, secret: str) -> None:
+    assert secret not in redact(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kernel 6.18.54.1-microsoft-standard-WSL2",
+        "driver 580.65.6.1",
+        "nvidia-cublas-cu12 12.8.4.1",
+        '"nvidia-cublas-cu12": "12.8.4.1"',
+        "nvidia-cudnn-cu12==9.10.2.21",
+        "127.0.0.1:8080 ::1 0.0.0.0",
+        "at 12:34:56 in std::vector of 0000:01:00.0",
+        "hf_transfer and hf_hub_download; sk-learn; disk-speed-of-the-model",
+        "max_tokens: 200, decode_tokens_per_s=34.2, top-k 8",
+        "Basic Render Driver",
+        "0x7f3a8c000000 -> 00:1f.2",
+        "sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "/root/models /usr/local/cuda/lib64",
+    ],
+)
+def test_what_identifies_nobody_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    "name", ["root", "a", "cuda", "max", "ubuntu", "c++.*[x", "josé", "o'brien", "李雷", "x86", "7"]
+)
+def test_adversarial_user_names(name: str) -> None:
+    home = "/root" if name == "root" else f"/home/{name}"
+    text = f"a cuda kernel of max size at {home}/m.gguf; USER={name}; {name}s x{name} /usr/local/cuda; ssh {name}@far"
+    out = redact(text, Identity((name,), (home,), ()))
+    assert "a cuda kernel of max size at " in out
+    assert "/usr/local/cuda" in out
+    assert f"{name}s x{name}" in out
+    if name == "root":
+        assert out == text
+    else:
+        assert f"{home}/" not in out
+        assert f"USER={name}" not in out
+        assert f"{name}@" not in out
+
+
+@pytest.mark.parametrize("spelling", ["jos\u00e9", "jose\u0301", "jos%C3%A9", "jos\\u00e9", "JOS\u00c9"])
+def test_a_name_in_every_spelling(spelling: str) -> None:
+    out = redact(f"the model of {spelling} here", Identity(("jos\u00e9",), (), ()))
+    assert out == "the model of [user-1] here"
+
+
+def test_a_name_is_not_found_before_its_accent() -> None:
+    assert redact("jose\u0301 jose", Identity(("jose",), (), ())) == "jose\u0301 [user-1]"
+
+
+def test_equal_values_have_equal_pseudonyms_across_texts() -> None:
+    redactor = Redactor(ALICE)
+    one, two = "GPU-8f9d2c1e-1234-5678-9abc-def012345678", "GPU-00000000-1234-5678-9abc-def012345678"
+    assert redactor.text(f"{one} {two}") == "GPU-[uuid-1] GPU-[uuid-2]"
+    assert redactor.text(two) == "GPU-[uuid-2]"
+    counted = {r.pseudonym: r.times for r in redactor.replaced}
+    assert counted == {"[uuid-1]": 1, "[uuid-2]": 2}
+
+
+def test_what_was_replaced_is_told_without_the_value() -> None:
+    redactor = Redactor(ALICE)
+    redactor.text("HF_TOKEN=hf_AbCdEfGhIjKlMnOp for alice at 10.0.0.3")
+    assert {r.kind for r in redactor.replaced} == {"token", "user", "ip"}
+    assert "alice" not in repr(redactor.replaced)
+
+
+def test_documents_keep_their_shape() -> None:
+    facts = cases()["gpu-order"].machine().facts
+    identity = Identity(("ok", "linux", "docker"), ("/home/me",), ("cuda",))
+    safe = Redactor(identity).value(facts)
+    assert msgspec.json.decode(msgspec.json.encode(safe), type=type(facts)) == safe
+    assert safe.host.status == facts.host.status
+    before, after = facts.cuda.value, safe.cuda.value
+    assert before
+    assert after
+    assert [d.nvml_index for d in before.devices] == [d.nvml_index for d in after.devices]
+    nvml = safe.nvml.value
+    assert nvml
+    assert {d.uuid for d in after.devices} == {g.uuid for g in nvml.gpus}  # still matched, no longer identifying
+    assert not {d.uuid for d in after.devices} & {d.uuid for d in before.devices}
+
+
+def test_secret_keys_lose_their_whole_value() -> None:
+    document = {"environment": {"HF_TOKEN": "short", "CUDA_HOME": "/usr/local/cuda"}, "serial": "x1"}
+    safe = Redactor(ALICE).value(document)
+    assert safe["environment"] == {"HF_TOKEN": "[token]", "CUDA_HOME": "/usr/local/cuda"}
+    assert safe["serial"] == "[token]"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(min_size=3, max_size=12), st.text(max_size=40), st.text(max_size=40))
+def test_any_name_is_gone_from_its_home(name: str, before: str, after: str) -> None:
+    identity = Identity((name,), (f"/home/{name}",), (name,))
+    Redactor(identity).text(before + name + after)  # whatever the name, it never raises
+    if name.isalnum():
+        assert f"/home/{name}/" not in redact(f"{before} /home/{name}/x {after}", identity)
+
+
+def test_this_identity_needs_no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise OSError("no username set in the environment")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    monkeypatch.setenv("USER", "someone")
+    identity = this_identity()
+    assert "someone" in identity.users
+    assert identity.hosts
+
+
+def test_a_large_log_takes_seconds() -> None:
+    line = "loading layer 12 of 48: 0x7f3a8c000000 ok at /home/alice/m (123.4 MiB) from 10.0.0.3\n"
+    started = time.monotonic()
+    redact(line * 10_000)  # 0.9 MB
+    assert time.monotonic() - started < 20
