@@ -24,6 +24,7 @@ _WARP = 32
 _TILE_ROWS = 16  # of a team of warps (kTileRows in cuda/gemv.cuh)
 _ROUTE_THREADS = 128
 _GATE_UP_WARPS = 8  # of a block
+_DOWN_WARPS = 24  # most of a block that is to keep 80 registers a thread
 _STATIC_SHARED = 16 << 10  # most that a kernel has besides the staged activations
 _TOKENS = 4  # tokens that one pass over a weight serves
 _THREADS = 768  # of a processor, which projections keep busy
@@ -268,7 +269,7 @@ class CudaOps:
             *(structure, slots, hidden, activation, embedding, width, top_k),
             shared=_staged(embedding, 1),
         )
-        tile = Tile.of(pool.down_type, width, most_warps=min(16, 32 // top_k))
+        tile = Tile.of(pool.down_type, width, most_warps=max(1, min(16, _DOWN_WARPS // top_k)))
         threads = top_k * tile.warps * _WARP
         self._launch(
             "experts",

@@ -91,7 +91,7 @@ class NumpyOps:
         position: int,
         kv: KvLayer,
     ) -> None:
-        """Norm, rotate in place and append: attention's first half. Angles are float32 products of position and frequency."""
+        """Norm, rotate and append: attention's first half. Angles are float32 products of position and frequency."""
         if norms is not None:
             rms_norm(q, norms[0], eps, q)
             rms_norm(k, norms[1], eps, k)

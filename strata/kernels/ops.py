@@ -17,9 +17,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
 Array: TypeAlias = Any  # numpy.ndarray or the backend's own array
-Position: TypeAlias = (
-    Any  # of the first token; numpy: an int; a GPU: int32 [1] in its memory, so that graphs can be replayed
-)
+Position: TypeAlias = Any  # of the first token; numpy: an int; a GPU: int32 [1] in its memory, for graphs
 Weight: TypeAlias = Any  # a backend's prepared weight; numpy: float32 [out, in], C-contiguous
 
 
@@ -95,8 +93,8 @@ class Ops(Protocol):
     ) -> None:
         """Append to the KV cache, then attend causally over all of it: token t over cells ``0 .. position + t``.
 
-        q [T, H, D], k [T, G, D] and v [T, G, Dv] are as projected, and may be changed: per-head RMS-norm of q and k when
-        `norms` is given, then both rotated; k and v go to cells `position` onwards of `kv`; out [T, H, Dv].
+        q [T, H, D], k [T, G, D] and v [T, G, Dv] are as projected, and may be changed: per-head RMS-norm of q and k
+        when `norms` is given, then both rotated; k and v go to cells `position` onwards of `kv`; out [T, H, Dv].
         """
 
     def project_add(self, x: Array, weight: Weight, residual: Array) -> None:

@@ -28,12 +28,12 @@ def kernels() -> list[Kernel]:
     mixed = f"{Tile.of('Q4_K', 2048)},{Tile.of('Q6_K', 2048)}"
     found += [Kernel("project", f"project<false,false,{tokens},256,{mixed}>") for tokens in (1, 4)]
     found.append(Kernel("project", f"project<false,true,1,256,{Tile.of('Q6_K', 2048)}>"))
+    found += [Kernel("project", f"project<true,false,4,512,{Tile.of(type_, 2048)}>") for type_ in ("F32", "IQ3_S")]
     for type_ in LAYOUTS:
-        row, short = Tile.of(type_, 2048), Tile.of(type_, 768, 4)
+        row, short = Tile.of(type_, 2048), Tile.of(type_, 768, 3)
         found += [
             Kernel("embed", f"gather_rows<{type_}>"),
             Kernel("project", f"project<true,false,1,{row.warps * 32},{row}>"),
-            Kernel("project", f"project<false,false,4,{row.warps * 32},{row}>"),
             Kernel("experts", f"expert_gate_up<{row},{max(1, 8 // row.warps)}>"),
             Kernel("experts", f"expert_down<{short},{8 * short.warps * 32}>"),
         ]
