@@ -59,11 +59,14 @@ class Tile:
         Warps of a team, which share the units of its rows.
     depth : int
         Units of a row that a lane has in flight.
+    whole : bool
+        Whether these are all of the row's.
     """
 
     type: str
     warps: int
     depth: int
+    whole: bool
 
     @classmethod
     def of(cls, type_: str, columns: int, most_warps: int = 16) -> Tile:
@@ -71,10 +74,11 @@ class Tile:
         layout = LAYOUTS[type_]
         steps = -(-columns // layout.unit // 4)
         depth = min(layout.depth, -(-steps // most_warps))
-        return cls(type_, min(most_warps, -(-steps // depth)), depth)
+        warps = min(most_warps, -(-steps // depth))
+        return cls(type_, warps, depth, steps <= warps * depth)
 
     def __str__(self) -> str:
-        return f"Tile<{self.type},{self.warps},{self.depth}>"
+        return f"Tile<{self.type},{self.warps},{self.depth},{str(self.whole).lower()}>"
 
 
 def row_bytes(type_: str, columns: int) -> int:

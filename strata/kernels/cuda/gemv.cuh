@@ -11,10 +11,11 @@
 
 constexpr int kTileRows = 16;
 
-template <class B, int kWarps_, int kDepth_>
+template <class B, int kWarps_, int kDepth_, bool kWhole_>
 struct Tile {
   using Block = B;
   static constexpr int kWarps = kWarps_, kDepth = kDepth_;  // warps of a team; units that a lane has in flight per row
+  static constexpr bool kWhole = kWhole_;                   // those are the whole row
 };
 
 // Where a column lies in shared memory, in floats. 16 floats of padding after the first half of every 128 columns and 20
@@ -169,10 +170,11 @@ struct Rows {
   __device__ __forceinline__ void dot(const u8* const (&w)[2], u64 blocks, const int (&row)[2], int units, int member,
                                       const Staged& s, float (&acc)[2][NT]) {
     for (int step = member; step * 4 < units;) {
-      if (step > member) load(w, blocks, row, units, step);
+      if (!T::kWhole && step > member) load(w, blocks, row, units, step);
 #pragma unroll
       for (int d = 0; d < T::kDepth; d++, step += T::kWarps)
         if (step * 4 < units) unit_dot<B, NT>(raw[d], unit(step), unit(step) < units, s, acc);
+      if (T::kWhole) break;
     }
 #pragma unroll
     for (int r = 0; r < 2; r++)
