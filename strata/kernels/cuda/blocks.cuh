@@ -8,7 +8,7 @@
 //                            s as pairs of halves; the weight is scale * (code + kAdd) - min
 //
 // The codes feed matrix units, so they are made in twos and without conversions: a field is masked into the mantissa of
-// 64 or 1024, which kAdd takes off again. Such halves are exact. Float types have quad() instead: four columns in float32.
+// 64, which kAdd takes off again. Such halves are exact. Float types have quad() instead: four columns in float32.
 //
 // kLean: few enough registers for 1024 threads of a processor.
 //
@@ -27,11 +27,11 @@ __device__ __forceinline__ void nibbles(u32 w, bool high, u32& even, u32& odd) {
   even = field(high ? w : w << 4, kNibble, k64);
   odd = field(high ? w >> 8 : w >> 4, kNibble, k64);
 }
-// Four int8 as 1152 + byte.
+// Four int8 as they are: masked into 1024, from where 1152 takes them back. Their sums would lose four bits beside 1152.
 __device__ __forceinline__ void signed_bytes(u32 w, u32& even, u32& odd) {
   w ^= 0x80808080u;
-  even = __byte_perm(w, 0x64646464u, 0x4240);
-  odd = __byte_perm(w, 0x64646464u, 0x4341);
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(even) : "r"(__byte_perm(w, 0x64646464u, 0x4240)), "r"(0xe480e480u));
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(odd) : "r"(__byte_perm(w, 0x64646464u, 0x4341)), "r"(0xe480e480u));
 }
 __device__ __forceinline__ u32 word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 __device__ __forceinline__ u32 word(const uint2& v, int i) { return i == 0 ? v.x : v.y; }
@@ -83,7 +83,7 @@ struct BF16 : F16 {
 struct Q8_0 {  // planes: codes 32, d 2
   static constexpr bool kCoded = true, kLean = true;
   static constexpr int kBlock = 32, kUnit = 32, kSubs = 1, kSubLen = 32;
-  static constexpr float kAdd = -1152;
+  static constexpr float kAdd = 0;
   struct Raw {
     uint4 a, b;
     u16 d;
@@ -265,7 +265,7 @@ struct Q6_K {  // planes: low bits 128, high bits 64, scales 16, d 2; a unit is 
 
 struct IQ4_XS : Nibbles {  // planes: codes 128, head (d 2, high scale bits 2, low scale bits 4) 8
   static constexpr int kBlock = 256;
-  static constexpr float kAdd = -1152;
+  static constexpr float kAdd = 0;
   struct Raw {
     uint4 q;
     uint2 head;
