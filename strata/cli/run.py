@@ -16,6 +16,7 @@ from strata.cli.progress import steps
 from strata.errors import AllocationFailed, UsageError
 
 if TYPE_CHECKING:
+    from strata.doctor.facts import Facts
     from strata.doctor.plan import AllocationPlan, PlanOptions
     from strata.runtime.engine import Engine
     from strata.runtime.runlog import RunLog
@@ -66,6 +67,8 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         facts = take_facts(model.file.path)
         log.event("start", versions=_versions(), facts_sha256=fingerprint(facts))
         plan, notes = make_or_load_plan(model.facts, facts, options, request.plan_file)
+        if not request.json:
+            _show_preflight(facts, model, plan, options)
         _show_plan(plan, notes, quiet=request.json)
         require_feasible(plan)
         conversation = Conversation(model.file, chat=request.chat, system=request.system)
@@ -102,6 +105,14 @@ def _versions() -> dict[str, str]:
     from strata import __version__
 
     return {"strata": __version__, "python": platform.python_version(), "numpy": numpy.__version__}
+
+
+def _show_preflight(facts: Facts, model: OpenModel, plan: AllocationPlan, options: PlanOptions) -> None:
+    """Say what the checks have against this run, if anything."""
+    from strata.doctor.diagnose import diagnose
+    from strata.doctor.report import TerminalReport
+
+    err().print(TerminalReport(diagnose(facts, model=model.facts, plan=plan, options=options), brief=True))
 
 
 def _show_plan(plan: AllocationPlan, notes: tuple[str, ...], *, quiet: bool) -> None:

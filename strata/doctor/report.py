@@ -47,11 +47,14 @@ class TerminalReport:
         What to show.
     verbose : bool
         Whether to list passed, unknown and skipped checks one by one with their evidence.
+    brief : bool
+        Whether to end after the problems, as before a run.
     """
 
-    def __init__(self, report: Report, *, verbose: bool = False) -> None:
+    def __init__(self, report: Report, *, verbose: bool = False, brief: bool = False) -> None:
         self.report = report
         self.verbose = verbose
+        self.brief = brief
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         width = min(options.max_width, WIDTH)
@@ -69,6 +72,8 @@ class TerminalReport:
                     yield Text()
                     yield _finding(finding)
         yield Text()
+        if self.brief:
+            return
         for status in (Status.UNKNOWN, Status.PASS, Status.SKIPPED):
             chosen = [f for f in findings if f.status is status]
             if chosen and self.verbose:

@@ -8,6 +8,7 @@ from strata.doctor.units import GIB, size, speed
 
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "sshfs", "fuse.sshfs", "davfs", "glusterfs", "ceph", "lustre")
 SLOW = 0.6e9  # what a SATA solid-state disk gives at best; NVMe reads several times that
+WORTH_SAYING_S = 5  # a model that is read in less is no reason to buy a disk
 
 
 @check("STR-DISK-SLOW", "Reading the model", needs=("disk.read_bytes_per_s", "disk.read_was_cached"))
@@ -17,6 +18,8 @@ def slow(m: Machine) -> Result | None:
     rate = m.disk.read_bytes_per_s
     if rate is None or m.disk.read_was_cached is not False or rate >= SLOW:
         return passed("The model can be read fast enough.")
+    if m.disk.file_bytes is not None and m.disk.file_bytes / max(rate, 1) < WORTH_SAYING_S:
+        return passed("The model is small enough to be read at once.")
     wait = f"; {size(m.disk.file_bytes)} take {m.disk.file_bytes / max(rate, 1):,.0f} s" if m.disk.file_bytes else ""
     return warn(
         f"The model is read at {speed(rate)}{wait}.",
