@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.machine import Machine, error_text
+from strata.doctor.facts import NvmlGpu
 from strata.doctor.plan import Tier
 from strata.doctor.units import MIB, size
 
@@ -32,7 +33,7 @@ def display(m: Machine) -> Result | None:
     other = next((a for a in m.adapters.adapters if a.integrated and a.vendor != "NVIDIA"), None)
     return warn(
         f"{', '.join(drawn)} draws the desktop: its free VRAM changes while you work.",
-        *(m.says("nvml.gpus.display_active", f"{name}: display active") for name in drawn),
+        *(m.says("nvml.gpus.display_active", f"{name}: display active{_use(m.gpus[name])}") for name in drawn),
         *(
             [m.says("adapters", f"{other.name or other.vendor or 'an integrated GPU'} could draw it instead")]
             if other
@@ -55,8 +56,7 @@ def others(m: Machine) -> Result | None:
         return passed("No other process holds much VRAM.")
     evidence, pids = [], []
     for name, gpu in held.items():
-        free = f", {size(gpu.vram_free_bytes)} free" if gpu.vram_free_bytes is not None else ""
-        evidence.append(m.says("nvml.gpus", f"{name}: {size(gpu.vram_used_bytes or 0)} in use{free}"))
+        evidence.append(m.says("nvml.gpus", name + _use(gpu)))
         for process in gpu.processes or ():
             used = size(process.used_bytes) if process.used_bytes is not None else "use not reported"
             evidence.append(m.says("nvml.gpus", f"pid {process.pid} {process.name or ''}: {used}"))
@@ -65,7 +65,9 @@ def others(m: Machine) -> Result | None:
         f"{size(sum(g.vram_used_bytes or 0 for g in held.values()))} of VRAM are in use by other processes.",
         *evidence,
         remedy=m.per_os(
-            linux=f"Stop what is not needed: kill {' '.join(pids)}" if pids else "nvidia-smi shows the processes",
+            linux=f"If they are yours and not needed: kill {' '.join(pids)}"
+            if pids
+            else "nvidia-smi shows the processes",
             windows="Task Manager, Details, column 'Dedicated GPU memory': end what is not needed",
         ),
     )
@@ -202,3 +204,8 @@ def page_file(m: Machine) -> Result | None:
         remedy="SystemPropertiesAdvanced.exe: Performance, Settings, Advanced, Virtual memory: 'System managed size'; "
         "then restart",
     )
+
+
+def _use(gpu: NvmlGpu) -> str:
+    used = f", {size(gpu.vram_used_bytes)} in use" if gpu.vram_used_bytes is not None else ""
+    return used + (f", {size(gpu.vram_free_bytes)} free" if gpu.vram_free_bytes is not None else "")
