@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.cli.options import Json, Model, with_plan_options
+from strata.cli.options import Json, Model, flag, size_option, with_plan_options
 from strata.cli.output import boundary
 
 if TYPE_CHECKING:
@@ -31,20 +31,28 @@ app = typer.Typer(
 @with_plan_options
 def run(
     model: Model,
-    prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Answer this and end; '-' reads stdin.")] = None,
-    system: Annotated[str | None, typer.Option("--system", help="System message of the chat.")] = None,
-    no_chat: Annotated[
-        bool, typer.Option("--no-chat", help="Continue the text as it is, without chat template.")
-    ] = False,
+    prompt: Annotated[
+        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="Answer this and end; '-' reads stdin.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of the chat.")] = None,
+    no_chat: Annotated[bool, flag("--no-chat", help="Continue the text as it is, without chat template.")] = False,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Most tokens of an answer.")
     ] = None,
-    temp: Annotated[float, typer.Option("--temp", help="Temperature; 0 always takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int, typer.Option("--top-k", help="Sample among the N likeliest; 0 is no limit.")] = 40,
-    top_p: Annotated[float, typer.Option("--top-p", help="Sample among the likeliest that sum to P.")] = 0.95,
-    min_p: Annotated[float, typer.Option("--min-p", help="Leave out what is below P times the likeliest.")] = 0.05,
+    temp: Annotated[
+        float, typer.Option("--temp", metavar="T", help="Temperature; 0 always takes the likeliest token.")
+    ] = 0.8,
+    top_k: Annotated[
+        int, typer.Option("--top-k", metavar="N", help="Sample among the N likeliest; 0 is no limit.")
+    ] = 40,
+    top_p: Annotated[
+        float, typer.Option("--top-p", metavar="P", help="Sample among the likeliest that sum to P.")
+    ] = 0.95,
+    min_p: Annotated[
+        float, typer.Option("--min-p", metavar="P", help="Leave out what is below P times the likeliest.")
+    ] = 0.05,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Same seed, same answer. [default: random, and said]")
+        int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer. [default: random, and said]")
     ] = None,
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Follow a saved plan.")] = None,
     json: Json = False,
@@ -86,17 +94,26 @@ def plan(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Save the plan for `run --plan`.")
     ] = None,
     facts: Annotated[Path | None, typer.Option("--facts", metavar="FILE", help="Plan for a recorded machine.")] = None,
+    ram: Annotated[
+        int | None, size_option("--ram", "Plan for a machine with this much RAM and the card --gpu NAME.", "What if")
+    ] = None,
+    wsl2: Annotated[bool, flag("--wsl2", help="... under WSL2.", panel="What if")] = False,
+    windows: Annotated[bool, flag("--windows", help="... under Windows.", panel="What if")] = False,
     json: Json = False,
     *,
     options: "PlanOptions",
 ) -> None:
     """Show what would be allocated, where, and why it fits, without loading anything.
 
-    [dim]strata plan model.gguf --max-context 16384 -o plan.json[/]
-    """
-    from strata.cli.plan import show_plan
+    MODEL may be the first megabytes of a file. --gpu NAME with --ram asks for a machine that one does not have.
 
-    show_plan(model, options, output=output, facts_file=facts, json=json)
+    [dim]strata plan model.gguf --max-context 16384 -o plan.json
+    strata plan model.gguf --gpu "RTX 4090" --ram 64GiB --wsl2[/]
+    """
+    from strata.cli.plan import Imagined, show_plan
+
+    imagined = None if ram is None else Imagined(ram, wsl2=wsl2, windows=windows)
+    show_plan(model, options, output=output, facts_file=facts, imagined=imagined, json=json)
 
 
 @app.command()
@@ -110,12 +127,14 @@ def doctor(
     skip: Annotated[
         list[str] | None, typer.Option("--skip", metavar="ID", help="Leave this check out (repeatable).")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on warnings, too.")] = False,
+    strict: Annotated[bool, flag("--strict", help="Exit with 1 on warnings, too.")] = False,
     facts: Annotated[Path | None, typer.Option("--facts", metavar="FILE", help="Judge a recorded machine.")] = None,
     save_facts: Annotated[
         Path | None, typer.Option("--save-facts", metavar="FILE", help="Record this machine.")
     ] = None,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="List every check with its evidence.")] = False,
+    verbose: Annotated[bool, flag("-v", "--verbose", help="List every check with its evidence.")] = False,
+    list_checks: Annotated[bool, flag("--list-checks", help="List the checks and end.")] = False,
+    explain: Annotated[str | None, typer.Option("--explain", metavar="ID", help="Explain one check and end.")] = None,
     json: Json = False,
     *,
     options: "PlanOptions",
@@ -125,9 +144,13 @@ def doctor(
     [dim]strata doctor
     strata doctor model.gguf --vram-budget 8GiB[/]
     """
-    from strata.cli.doctor import DoctorRequest, examine
+    from strata.cli import doctor as command
 
-    request = DoctorRequest(
+    if list_checks:
+        return command.list_checks()
+    if explain:
+        return command.explain_check(explain)
+    request = command.DoctorRequest(
         model=model,
         facts_file=facts,
         save_facts=save_facts,
@@ -137,7 +160,38 @@ def doctor(
         verbose=verbose,
         json=json,
     )
-    examine(request, options)
+    command.examine(request, options)
+
+
+@app.command()
+@boundary
+@with_plan_options
+def report(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model that it is about.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to write it.")] = Path(),
+    json: Json = False,
+    *,
+    options: "PlanOptions",
+) -> None:
+    """Write what a person needs to help: a text to paste and a .zip with facts, plan and logs, both redacted."""
+    from strata.cli.report import write_report
+
+    write_report(model, options, output, json=json)
+
+
+@app.command()
+@boundary
+def explain(
+    text: Annotated[str, typer.Argument(metavar="TEXT|LOG", help="An error text, a log file, or '-' for stdin.")],
+    json: Json = False,
+) -> None:
+    """Say what an error of this or another engine really means, and what helps.
+
+    [dim]strata explain "cannot pin 322 MiB: no CUDA-capable device is detected"[/]
+    """
+    from strata.cli.report import explain_text
+
+    explain_text(text, json=json)
 
 
 @app.command()

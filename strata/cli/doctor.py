@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.cli.output import emit_json, out, say, stop
-from strata.cli.preflight import make_or_load_plan, open_model, take_facts
+from strata.cli.preflight import make_or_load_plan, open_model, take_facts, with_last_run
 from strata.errors import ExitCode, Undetermined
 
 if TYPE_CHECKING:
@@ -28,6 +28,20 @@ class DoctorRequest:
     json: bool
 
 
+def list_checks() -> None:
+    """Print every check's id and title."""
+    from strata.doctor.catalogue import check_list
+
+    out().print(check_list())
+
+
+def explain_check(id: str) -> None:
+    """Print what one check looks at and what its failure means."""
+    from strata.doctor.catalogue import check_page
+
+    out().print(check_page(id))
+
+
 def examine(request: DoctorRequest, options: PlanOptions) -> None:
     """Carry out `strata doctor`; the verdict decides the exit code."""
     from strata.doctor.diagnose import diagnose
@@ -35,11 +49,14 @@ def examine(request: DoctorRequest, options: PlanOptions) -> None:
 
     opened = open_model(request.model, header_only=True) if request.model else None
     facts = take_facts(opened.file.path if opened else None, request.facts_file)
+    if request.facts_file is None:
+        facts = with_last_run(facts)
     if request.save_facts is not None:
         from strata.doctor.facts_io import write_facts
+        from strata.doctor.redact import Redactor
 
-        write_facts(facts, request.save_facts)
-        say(f"The facts are saved: {request.save_facts}")
+        write_facts(Redactor().value(facts), request.save_facts)
+        say(f"The facts are saved, names and serials replaced: {request.save_facts}")
     plan = None
     if opened:
         try:

@@ -54,17 +54,22 @@ def parse_auto(text: str) -> int:
     return int(text)
 
 
-_SIZE_OPTION = {"parser": parse_size, "metavar": "SIZE", "rich_help_panel": "Memory"}
-_AUTO_OPTION = {"parser": parse_auto, "metavar": "auto|N", "rich_help_panel": "Memory"}
-
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A .gguf file (the first of a split set), or 'demo'.", show_default=False)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 
 
-def _size(name: str, help: str) -> Any:
-    return typer.Option(name, help=help, parser=parse_size, metavar="SIZE", rich_help_panel="Memory")
+def flag(*names: str, help: str, panel: str | None = None) -> Any:
+    """Declare a switch; the empty metavar keeps the word ``<bool>`` out of the help."""
+    return typer.Option(*names, help=help, metavar="", rich_help_panel=panel)
+
+
+Json = Annotated[bool, flag("--json", help="Print one JSON document on stdout and nothing else.")]
+
+
+def size_option(name: str, help: str, panel: str = "Memory") -> Any:
+    """Declare an option that takes a size."""
+    return typer.Option(name, help=help, parser=parse_size, metavar="SIZE", rich_help_panel=panel)
 
 
 def _auto(name: str, help: str) -> Any:
@@ -92,10 +97,11 @@ def plan_options(
     ] = None,
     kv: Annotated[str | None, _memory("--kv", "f16|f32", "Type of the KV cache.")] = None,
     vram_budget: Annotated[
-        int | None, _size("--vram-budget", "All that may be taken on the device (CPU: the share of RAM that plays it).")
+        int | None,
+        size_option("--vram-budget", "All that may be taken on the device (CPU: the share of RAM that plays it)."),
     ] = None,
-    ram_budget: Annotated[int | None, _size("--ram-budget", "All that may be taken in RAM.")] = None,
-    pinned_budget: Annotated[int | None, _size("--pinned-budget", "All that may be page-locked.")] = None,
+    ram_budget: Annotated[int | None, size_option("--ram-budget", "All that may be taken in RAM.")] = None,
+    pinned_budget: Annotated[int | None, size_option("--pinned-budget", "All that may be page-locked.")] = None,
     vram_reserve_mib: Annotated[
         int | None, _memory("--vram-reserve-mib", "N", "MiB of the device to leave free.", 0)
     ] = None,

@@ -54,6 +54,16 @@ def take_facts(model: Path | None = None, recorded: Path | None = None) -> Facts
         return gather(GatherOptions(model=model))
 
 
+def with_last_run(facts: Facts) -> Facts:
+    """Add what the logs of this machine say of the last run."""
+    import msgspec
+
+    from strata.doctor.last_run import read_last_run
+    from strata.runtime.runlog import log_folder, run_logs
+
+    return msgspec.structs.replace(facts, run=read_last_run(run_logs(log_folder())))
+
+
 def make_or_load_plan(
     model: ModelFacts, facts: Facts, options: PlanOptions, saved: Path | None = None
 ) -> tuple[AllocationPlan, tuple[str, ...]]:

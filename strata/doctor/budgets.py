@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from strata.doctor.facts import Facts, HostFacts
 from strata.doctor.plan import Budget, PlanOptions, SharedBudget, Tier
 from strata.doctor.units import GIB, MIB, size
@@ -171,15 +169,3 @@ def numpy_limits(facts: Facts, options: PlanOptions) -> Limits:
         source=ram.source,
     )
     return Limits(tuple(budgets), (shared,), ram.notes)
-
-
-def with_ram(facts: Facts, nbytes: int) -> Facts:
-    """Return the facts of the same machine with `nbytes` of RAM available and no container limit."""
-    host = facts.host.value or HostFacts()
-    changed = msgspec.structs.replace(
-        host,
-        ram_available_bytes=nbytes,
-        cgroup_limit_bytes=None,
-        unknown={**host.unknown, "cgroup_limit_bytes": NO_LIMIT},
-    )
-    return msgspec.structs.replace(facts, host=msgspec.structs.replace(facts.host, value=changed))

@@ -1,16 +1,15 @@
 """Candidates for a plan: what each choice of the ladders comes to within given bounds.
 
-A `Rung` fixes everything that is chosen in steps: the prompt chunk, where the embedding lies, and how many experts
-may be kept as stored in host memory. What is left over goes to expert slots. For one rung more memory never
-gives less of anything, and every rung of a small budget exists in a larger one; so the best candidate never gets worse
-when a budget grows.
+A `Choice` fixes everything that is chosen in steps: the prompt chunk, where the embedding lies, and how many experts
+are kept as stored in host memory. Slots take what is left. The steps do not depend on the budgets, so every choice
+that a budget allows is allowed by a larger one, with no fewer slots; hence the best score never gets worse when
+a budget grows. What memory the steps leave over is filled last (`topped_up`), which no score counts on.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple, Protocol
 
@@ -20,7 +19,7 @@ from strata.doctor.plan import DeviceRef, Reservation, SlotClass, Tier
 from strata.doctor.request import Request
 from strata.doctor.speed import Placement, Speeds, Traffic
 
-STEPS = 4  # parts in which the experts kept as stored are traded for slots, where both draw on one memory
+STEPS = 8  # parts of all experts, in which those kept as stored are counted
 
 
 class HostChoice(NamedTuple):
@@ -31,8 +30,8 @@ class HostChoice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """One choice of the ladders. `pinned` and `pageable` are the most experts kept as stored in those tiers."""
+class Choice:
+    """One choice of the ladders. `pinned` and `pageable` are the experts kept as stored in those tiers."""
 
     chunk: int
     host: HostChoice
@@ -63,9 +62,6 @@ class Backend(Protocol):
         `slots` is between `minimum_slots` and all experts.
         """
 
-    def stored_bytes(self, experts: int) -> int:
-        """Return the bytes that hold any `experts` of them as stored, granularity included."""
-
     def expert_lines(self, slots: int, pinned: int, pageable: int) -> tuple[Reservation, ...]:
         """Return the lines of the experts: ready slots, and as stored by tier."""
 
@@ -78,81 +74,96 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A rung filled up to the bounds. `fits` is False when not even the least does."""
+    """A choice and the slots that it leaves room for. `fits` is False when not even the fewest have any."""
 
-    rung: Rung
     fixed: tuple[Reservation, ...]
     placement: Placement
     fits: bool
 
 
-def rungs(backend: Backend, request: Request) -> Iterator[Rung]:
-    """Return every choice, the most wished for first, so that ties are decided for it."""
-    total = backend.experts.total
-    pinned = _steps(backend.limits, Tier.PINNED, total)
-    pageable = _steps(backend.limits, Tier.PAGEABLE, total)
-    for chunk, host, p, q in product(request.chunks, backend.host_choices, pinned, pageable):
-        yield Rung(chunk, host, p, q)
+def candidates(backend: Backend, request: Request, bounds: tuple[Bound, ...]) -> Iterator[Candidate]:
+    """Return every choice that fits and could be best, in a fixed order."""
+    steps = [backend.experts.total * step // STEPS for step in range(STEPS + 1)]
+    for chunk, host in product(request.chunks, backend.host_choices):
+        fixed = backend.fixed_lines(request, chunk, host)
+        for pinned in dict.fromkeys(steps):
+            most = _candidate(backend, request, bounds, Choice(chunk, host, pinned, 0), fixed)
+            if not most.fits:
+                break
+            yield most
+            for step in reversed(steps[1:]):
+                pageable = min(step, backend.experts.total - pinned)
+                c = _candidate(backend, request, bounds, Choice(chunk, host, pinned, pageable), fixed)
+                if not c.fits:
+                    continue
+                yield c
+                if c.placement.slots == most.placement.slots:
+                    break  # keeping fewer would not gain a slot
 
 
-def leanest(backend: Backend, request: Request) -> Rung:
+def leanest(backend: Backend, request: Request, bounds: tuple[Bound, ...]) -> Candidate:
     """Return the choice that needs the least of every memory: if it does not fit, none does."""
-    return Rung(request.chunks[-1], backend.host_choices[-1], 0, 0)
+    choice = Choice(request.chunks[-1], backend.host_choices[-1], 0, 0)
+    fixed = backend.fixed_lines(request, choice.chunk, choice.host)
+    return _candidate(backend, request, bounds, choice, fixed)
 
 
-def _steps(limits: Limits, tier: Tier, total: int) -> tuple[int, ...]:
-    """How many experts to keep as stored in `tier`: what fits, or in steps where slots compete for the memory."""
-    shared = any(tier in s.tiers and Tier.VRAM in s.tiers for s in limits.shared)
-    capped = any(b.tier is tier and b.usable_bytes == 0 for b in limits.budgets)
-    if capped:
-        return (0,)
-    return tuple(dict.fromkeys(total * step // STEPS for step in range(STEPS + 1))) if shared else (total,)
-
-
-def fill(
-    backend: Backend,
-    request: Request,
-    bounds: tuple[Bound, ...],
-    rung: Rung,
-    fixed: tuple[Reservation, ...],
+def _candidate(
+    backend: Backend, request: Request, bounds: tuple[Bound, ...], choice: Choice, fixed: tuple[Reservation, ...]
 ) -> Candidate:
-    """Fill a rung: the fewest slots, then experts as stored up to the rung's numbers, then slots with the rest.
+    """Give a choice all the slots that fit beside it."""
+    slots = request.slots or backend.minimum_slots
+    where = Placement(choice.chunk, *choice.host, slots, choice.pinned, choice.pageable)
+    used = _used(backend, fixed, where)
+    fits = all(bound.left(used) >= 0 for bound in bounds)
+    if fits and request.slots is None:
+        used[Tier.VRAM] -= backend.slot_bytes(slots)
+        slots = _most(backend.slot_bytes, slots, backend.experts.total, room(bounds, used, Tier.VRAM))
+        where = replace(where, slots=slots)
+    return Candidate(fixed, where, fits)
 
-    Parameters
-    ----------
-    bounds : tuple of Bound
-    fixed : tuple of Reservation
-        `backend.fixed_lines` of the rung.
-    """
+
+def topped_up(backend: Backend, bounds: tuple[Bound, ...], chosen: Candidate) -> Placement:
+    """Keep as many more experts as stored as fit beside a candidate and its slots, page-locked before pageable."""
+    where, experts = chosen.placement, backend.experts
+    if where.slots == experts.total:  # nothing is ever missed, so nothing needs to be kept twice
+        return replace(where, pinned=0, pageable=0)
+    for kept in (0, where.pageable):  # pageable ones may become page-locked, but none may be lost
+        used = _used(backend, chosen.fixed, replace(where, pinned=0, pageable=kept))
+        pinned = min(experts.total - kept, experts.held_in(room(bounds, used, Tier.PINNED)))
+        used = _used(backend, chosen.fixed, replace(where, pinned=pinned, pageable=0))
+        pageable = min(experts.total - pinned, experts.held_in(room(bounds, used, Tier.PAGEABLE)))
+        if pinned + pageable >= where.pinned + where.pageable:
+            break
+    return replace(where, pinned=pinned, pageable=pageable)
+
+
+def _used(backend: Backend, fixed: tuple[Reservation, ...], where: Placement) -> dict[Tier, int]:
+    """Bytes by tier."""
     used = dict.fromkeys(Tier, 0)
     for line in fixed:
         used[line.tier] += line.bytes
-    slots = request.slots or backend.minimum_slots
-    used[Tier.VRAM] += backend.slot_bytes(slots)
-    fits = all(bound.left(used) >= 0 for bound in bounds)
-    total = backend.experts.total
-    pinned = pageable = 0
-    if fits and total:
-        pinned = _most(backend, min(rung.pinned, total), room(bounds, used, Tier.PINNED))
-        used[Tier.PINNED] += backend.stored_bytes(pinned)
-        pageable = _most(backend, min(rung.pageable, total - pinned), room(bounds, used, Tier.PAGEABLE))
-        used[Tier.PAGEABLE] += backend.stored_bytes(pageable)
-        if request.slots is None:
-            used[Tier.VRAM] -= backend.slot_bytes(slots)
-            slots = _most_slots(backend, slots, room(bounds, used, Tier.VRAM))
-    return Candidate(rung, fixed, Placement(rung.chunk, *rung.host, slots, pinned, pageable), fits)
+    used[Tier.VRAM] += backend.slot_bytes(where.slots)
+    used[Tier.PINNED] += backend.experts.held_bytes(where.pinned)
+    used[Tier.PAGEABLE] += backend.experts.held_bytes(where.pageable)
+    return used
 
 
-def _most_slots(backend: Backend, least: int, left: int) -> int:
-    """The most slots that fit into `left` bytes; `least` do."""
-    total = backend.experts.total
-    if backend.slot_bytes(total) <= left:
-        return total
-    return least + bisect_right(range(least, total), left, key=backend.slot_bytes) - 1
+def _most(nbytes: Callable[[int], int], least: int, wanted: int, left: int) -> int:
+    """The largest number, from `least` (which fits) to `wanted`, whose `nbytes` fit into `left`.
 
-
-def _most(backend: Backend, wanted: int, left: int) -> int:
-    """The most experts, up to `wanted`, that fit as stored into `left` bytes."""
-    if backend.stored_bytes(wanted) <= left:
+    `nbytes` grows almost evenly, so the search starts where a straight line would end and widens from there.
+    """
+    if nbytes(wanted) <= left:
         return wanted
-    return bisect_right(range(wanted + 1), left, key=backend.stored_bytes) - 1
+    low, high, low_bytes = least, wanted, nbytes(least)
+    guess = low + (high - low) * (left - low_bytes) // (nbytes(wanted) - low_bytes)
+    step = 1
+    while high - low > 1:
+        guess = min(max(guess, low + 1), high - 1)
+        if nbytes(guess) <= left:
+            low, guess = guess, guess + step
+        else:
+            high, guess = guess, guess - step
+        step *= 2
+    return low

@@ -18,11 +18,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from strata.doctor.plan import AllocationPlan, Change, PlanOptions
-from strata.doctor.units import GIB, MIB
+from strata.doctor.plan import AllocationPlan, Change, PlanOptions, Tier
+from strata.doctor.units import GIB, MIB, size
 
 CONTEXT_STEP = 256  # tokens
 MEMORY_STEP = MIB
+LEAST_RESERVE = 128 * MIB  # of VRAM; below it, drivers alone could take what the plan needs
 _MOST_MEMORY = 1 << 40  # bytes; a cap beyond every machine is no cap
 _LEANER_KV = {"f32": "f16", "f16": "int8"}
 
@@ -117,6 +118,14 @@ def _knobs(plan: AllocationPlan) -> Iterator[Knob]:
                 partial(_typed_budget, name),
                 partial(_said_budget, what),
             )
+    if plan.device.backend == "cuda":
+        reserve = next(budget.reserve_bytes for budget in plan.budgets if budget.tier is Tier.VRAM)
+        yield Knob(
+            "vram_reserve_bytes",
+            range((reserve - 1) // MEMORY_STEP * MEMORY_STEP, LEAST_RESERVE - 1, -MEMORY_STEP),
+            lambda v: f"--vram-reserve-mib {int(v) // MIB}",
+            lambda v: f"Leave {int(v) // MIB} MiB of VRAM free, which may slow down or stop if others take more",
+        )
     if o.prefill is not None:
         yield Knob(
             "prefill",
@@ -152,7 +161,7 @@ def _typed_budget(option: str, value: Value) -> str:
 
 
 def _said_budget(memory: str, value: Value) -> str:
-    return f"Let it take {typed_size(int(value))} of {memory}"
+    return f"Let it take {size(int(value))} of {memory}"
 
 
 def typed_size(nbytes: int) -> str:

@@ -6,25 +6,24 @@ from strata.doctor.budgets import numpy_limits
 from strata.doctor.candidates import HostChoice
 from strata.doctor.experts import ExpertSizes
 from strata.doctor.facts import Facts, HostFacts
-from strata.doctor.plan import CPU, HOST, DeviceRef, PlanOptions, Reservation, SlotClass, Tier
+from strata.doctor.host_speeds import file_speed, host_threads, ram_speed
+from strata.doctor.lines import Lines, recurrent_state
+from strata.doctor.plan import CPU, DeviceRef, PlanOptions, Reservation, SlotClass, Tier
 from strata.doctor.request import Request, minimum_slots
-from strata.doctor.speed import Speeds, Traffic
-from strata.doctor.units import MIB, round_up, size
+from strata.doctor.speed import PROMPT, Speeds, Traffic
+from strata.doctor.units import MIB, PAGE, round_up
 from strata.errors import UsageError
 from strata.gguf import footprint
-from strata.gguf.model_facts import ModelFacts, TensorGroup
+from strata.gguf.model_facts import ModelFacts
 
-PAGE = 4096  # RAM is handed out in pages, and each line is taken as one block
-
-# Measured in fresh processes: 47 MiB with numpy, gguf, tokenizers, jinja2, rich and typer loaded and BLAS used, and
-# at its peak 0.75 to 0.85 KiB a token while a byte-pair tokenizer is built. The rest is margin for the threads' own.
-_CONTEXT_BASE = 128 * MIB
+# Measured in fresh processes: 47 MiB with numpy, gguf, tokenizers, jinja2, rich and typer loaded; at its peak 0.75
+# to 0.85 KiB a token while a byte-pair tokenizer is built; 33.4 MiB that OpenBLAS keeps for each thread at work.
+_CONTEXT_BASE = 64 * MIB
+_CONTEXT_PER_THREAD = 34 * MIB
 _CONTEXT_PER_TOKEN = 1024
 
 # Where facts hold no measurement. Ready floats per second: gguf.quants on one core, between IQ3_S (0.09 GB/s) and
-# Q8_0 (1.1 GB/s). The rest is what a desktop with two memory channels and a SATA disk does.
-_RAM_BYTES_PER_S = 20e9
-_FILE_BYTES_PER_S = 0.5e9
+# Q8_0 (1.1 GB/s).
 _READY_BYTES_PER_S = 0.25e9
 _WEIGHTS_PER_CORE_S = 10e9
 _LAYER_S = 200e-6
@@ -51,8 +50,9 @@ class NumpyBackend:
         self.minimum_slots = minimum_slots(model)
         self.experts = ExpertSizes.of(model)
         self.limits = numpy_limits(facts, options)
-        self.threads, self.notes = _threads(facts)
+        self.threads, self.notes = host_threads(facts)
         self._model = model
+        self._lines = Lines(device=CPU, step=PAGE, alignment=footprint.SLOT_ALIGNMENT)
         self._slot_bytes = footprint.expert_slot_size(model).bytes
         self.speeds = _speeds(facts)
 
@@ -62,75 +62,52 @@ class NumpyBackend:
         work = footprint.workspace(m, chunk, request.kv, request.threads)
         kv_arrays = 2 * sum(groups > 0 for groups in m.kv_heads)
         context = footprint.Size(
-            _CONTEXT_BASE + _CONTEXT_PER_TOKEN * m.vocab, f"{size(_CONTEXT_BASE)} + {m.vocab:,} tokens x 1 KiB"
+            _CONTEXT_BASE + _CONTEXT_PER_THREAD * request.threads + _CONTEXT_PER_TOKEN * m.vocab,
+            f"64 MiB + {request.threads} threads x 34 MiB + {m.vocab:,} tokens x 1 KiB",
         )
         logits = footprint.logits(m)
-        lines = [
-            _line("context", "Python, libraries, tokenizer", Tier.VRAM, context),
-            _line("dense", "dense weights, float32", Tier.VRAM, footprint.dense_size(m), m.dense.tensors),
-            _line("head", "output head, float32", Tier.VRAM, footprint.head_size(m)),
-            _line(
+        ring = footprint.Size(self.experts.largest_stored_bytes, "the largest expert as stored")
+        line = self._lines.line
+        lines = (
+            line("context", "Python, libraries, tokenizer", Tier.VRAM, context),
+            line("dense", "dense weights, float32", Tier.VRAM, footprint.dense_size(m), m.dense.tensors),
+            line("head", "output head, float32", Tier.VRAM, footprint.head_size(m)),
+            line(
                 "kv_cache",
                 f"KV cache, {request.kv}",
                 Tier.VRAM,
                 footprint.kv_cache_size(m, request.context, request.kv),
                 kv_arrays,
             ),
-            _line(
+            line(
                 "workspace",
                 "activations of a prompt chunk",
                 Tier.VRAM,
                 footprint.workspace_size(m, chunk, request.kv, request.threads),
                 len(work),
             ),
-            _line("recurrent_state", "recurrent state, float32", Tier.VRAM, _recurrent(m)),
-            _line("logits", "logits of one token", Tier.VRAM, footprint.Size(logits.nbytes, logits.formula)),
-            _line("temporaries", "NumPy's own temporaries", Tier.VRAM, footprint.temporaries_size(m, chunk)),
-            _line("embedding", "token embedding, as stored", host.embedding, _stored(m.embedding_table)),
-        ]
-        if self.experts.total:
-            one = footprint.Size(self.experts.largest_stored_bytes, "the largest expert as stored")
-            lines.append(_line("staging_ring", "an expert on its way to a slot", host.staging, one))
+            line("recurrent_state", "recurrent state, float32", Tier.VRAM, recurrent_state(m)),
+            line("logits", "logits of one token", Tier.VRAM, footprint.Size(logits.nbytes, logits.formula)),
+            line("temporaries", "NumPy's own temporaries", Tier.VRAM, footprint.temporaries_size(m, chunk)),
+            *self._lines.host_lines(m, host.embedding, host.staging, ring),
+        )
         return tuple(line for line in lines if line.bytes)
 
     def slot_bytes(self, slots: int) -> int:
         """See `candidates.Backend`."""
         return round_up(slots * self._slot_bytes, PAGE)
 
-    def stored_bytes(self, experts: int) -> int:
-        """See `candidates.Backend`."""
-        return round_up(self.experts.most_bytes(experts), PAGE)
-
     def expert_lines(self, slots: int, pinned: int, pageable: int) -> tuple[Reservation, ...]:
         """See `candidates.Backend`."""
         e = self.experts
         if not e.total:
             return ()
-        in_file = e.total - pinned - pageable
         slot = footprint.expert_slot_size(self._model)
-        stored = f"experts of at most {e.largest_stored_bytes:,} bytes"
-        file = footprint.Size(round(e.stored_bytes * in_file / e.total), f"{in_file:,} of {e.total:,} experts")
-        lines = [
-            _line(
-                "expert_slots",
-                "experts ready to run",
-                Tier.VRAM,
-                footprint.Size(slots * slot.bytes, f"{slots:,} of {e.total:,} experts x {slot.formula}"),
-            ),
-            _line(
-                "experts_pageable",
-                "experts as stored",
-                Tier.PAGEABLE,
-                footprint.Size(e.most_bytes(pageable), f"{pageable:,} {stored}"),
-            ),
-            _line(
-                "experts_pinned",
-                "experts as stored",
-                Tier.PINNED,
-                footprint.Size(e.most_bytes(pinned), f"{pinned:,} {stored}"),
-            ),
-            _line("experts_file", "experts read from the file when missed", Tier.FILE, file),
-        ]
+        slots_size = footprint.Size(slots * slot.bytes, f"{slots:,} of {e.total:,} experts x {slot.formula}")
+        lines = (
+            self._lines.line("expert_slots", "experts ready to run", Tier.VRAM, slots_size),
+            *self._lines.stored_experts(e, pinned, pageable),
+        )
         return tuple(line for line in lines if line.bytes)
 
     def slot_classes(self, slots: int) -> tuple[SlotClass, ...]:
@@ -141,13 +118,15 @@ class NumpyBackend:
     def traffic(self, request: Request) -> Traffic:
         """See `candidates.Backend`."""
         m, e = self._model, self.experts
+        prompt = min(PROMPT, request.context)
         expert_weights = max((c.elements for c in e.classes), default=0)
         per_token = m.dense.elements + m.head.elements + e.layers * m.top_k * expert_weights
         return Traffic(
             dense_bytes=4 * m.dense.elements,
             head_bytes=4 * m.head.elements,
-            kv_bytes=footprint.kv_cache_size(m, request.context, request.kv).bytes // 2,
+            kv_bytes=footprint.kv_cache_size(m, prompt, request.kv).bytes,
             embedding_row_bytes=m.embedding_table.bytes // max(m.vocab, 1),
+            prompt=prompt,
             layers=m.layers,
             expert_layers=e.layers,
             experts_per_layer=m.experts,
@@ -158,52 +137,10 @@ class NumpyBackend:
         )
 
 
-def _recurrent(model: ModelFacts) -> footprint.Size:
-    return footprint.Size(model.recurrent_state_bytes, "states and convolution windows of all recurrent layers")
-
-
-def _stored(group: TensorGroup) -> footprint.Size:
-    return footprint.Size(group.bytes, f"{group.elements} weights as stored")
-
-
-def _line(id: str, what: str, tier: Tier, size: footprint.Size, arrays: int = 1) -> Reservation:
-    """Make a line that holds `size` in so many arrays, each on a cache line, rounded up to whole pages."""
-    nbytes = size.bytes
-    if tier is not Tier.FILE and nbytes:
-        nbytes = round_up(nbytes + (arrays - 1) * footprint.SLOT_ALIGNMENT, PAGE)
-    return Reservation(
-        id=id, what=what, tier=tier, device=CPU if tier is Tier.VRAM else HOST, bytes=nbytes, formula=size.formula
-    )
-
-
-def _threads(facts: Facts) -> tuple[int, tuple[str, ...]]:
-    """How many threads compute: one a physical core, as many as this process may run on."""
-    host = facts.host.value or HostFacts()
-    known = [n for n in (host.cpu_physical, host.cpu_usable, host.cpu_logical) if n]
-    if host.cgroup_cpus:
-        known.append(max(1, int(host.cgroup_cpus)))
-    if not known:
-        return 1, ("The number of cores is unknown: one thread computes.",)
-    return min(known), ()
-
-
 def _speeds(facts: Facts) -> Speeds:
     """Take measured bandwidths from the facts, and say which were assumed."""
-    basis = []
-    measured = facts.speed.value
-    if measured and measured.ram_read_bytes_per_s:
-        ram = max(measured.ram_read_bytes_per_s.values())
-        basis.append(f"RAM reads at {ram / 1e9:.1f} GB/s, measured.")
-    else:
-        ram = _RAM_BYTES_PER_S
-        basis.append(f"RAM is assumed to read at {ram / 1e9:.0f} GB/s; it was not measured.")
-    disk = facts.disk.value
-    if disk and disk.read_bytes_per_s:
-        file = disk.read_bytes_per_s
-        basis.append(f"The model file reads at {file / 1e9:.2f} GB/s, measured.")
-    else:
-        file = _FILE_BYTES_PER_S
-        basis.append(f"The model file is assumed to read at {file / 1e9:.1f} GB/s; it was not measured.")
+    ram, ram_basis = ram_speed(facts)
+    file, file_basis = file_speed(facts)
     host = facts.host.value or HostFacts()
     cores = host.cpu_physical or 1
     return Speeds(
@@ -216,5 +153,5 @@ def _speeds(facts: Facts) -> Speeds:
         weights=_WEIGHTS_PER_CORE_S * cores,
         layer_s=_LAYER_S,
         efficiency=0.5,
-        basis=tuple(basis),
+        basis=(ram_basis, file_basis),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -71,32 +72,29 @@ def _where(plan: AllocationPlan, line: Reservation) -> str:
 
 
 def _memories(plan: AllocationPlan) -> Iterator[tuple[str, int, int, int]]:
-    """Yield name, bytes used, reserve and usable of each memory that people know as one, then of capped shares."""
-    shared = {tier: memory for memory in plan.shared for tier in memory.tiers}
+    """Yield name, bytes used, reserve and usable of each memory: shares of another one only where they are capped."""
+    ram = next((memory for memory in plan.shared if memory.name == "RAM"), None)
+    for budget in plan.budgets:
+        share = ram is not None and budget.tier in ram.tiers
+        if not share or (ram and 0 < budget.usable_bytes < ram.usable_bytes):
+            used = plan.planned_bytes(budget.tier, budget.device)
+            name = "VRAM share" if share and budget.tier is Tier.VRAM else TIER_NAMES[budget.tier]
+            yield name, used, budget.reserve_bytes, budget.usable_bytes
     for memory in plan.shared:
         used = sum(plan.planned_bytes(tier) for tier in memory.tiers)
         yield memory.name, used, memory.reserve_bytes, memory.usable_bytes
-    for budget in plan.budgets:
-        whole = shared.get(budget.tier)
-        if whole is None or 0 < budget.usable_bytes < whole.usable_bytes:
-            used = plan.planned_bytes(budget.tier, budget.device)
-            yield TIER_NAMES[budget.tier], used, budget.reserve_bytes, budget.usable_bytes
 
 
 def _bar(name: str, used: int, reserve: int, usable: int, unicode: bool) -> Text:
-    """Draw one memory: used, kept free, left over; what does not fit takes the bar's end."""
+    """Draw one memory: used, kept free, left over; where too much is asked, all of it."""
     over = used + reserve - usable
     whole = max(usable, used + reserve, 1)
-    ends = [round(_BAR_WIDTH * part / whole) for part in (used, used + reserve, whole)]
+    ends = [ceil(_BAR_WIDTH * part / whole) for part in (used, used + reserve, whole)]
     full, kept, free = "█▒░" if unicode else "#=."
     bar = full * ends[0] + kept * (ends[1] - ends[0]) + free * (ends[2] - ends[1])
     rest = Text(f"{size(over)} too much", "bold red") if over > 0 else Text(f"{size(-over)} left")
-    return Text.assemble(
-        (f"{name:<16}", "bold"),
-        f" [{bar}]\n{'':<17} {size(used)} used, {size(reserve)} kept free, ",
-        rest,
-        f", of {size(usable)}",
-    )
+    numbers = f"{size(used)} used + {size(reserve)} kept free of {size(usable)}, "
+    return Text.assemble((f"{name:<15}", "bold"), f" [{bar}]\n  {numbers}", rest)
 
 
 def _speed(plan: AllocationPlan) -> list[RenderableType]:
@@ -104,7 +102,8 @@ def _speed(plan: AllocationPlan) -> list[RenderableType]:
         return []
     e = plan.expected
     (slow, fast), (slow_prompt, fast_prompt) = e.decode_tokens_per_s, e.prefill_tokens_per_s
-    read = ", ".join(f"{size(nbytes)} from {TIER_NAMES[tier]}" for tier, nbytes in e.bytes_per_token.items())
+    names = TIER_NAMES | ({Tier.VRAM: "RAM"} if plan.device.backend == "numpy" else {})
+    read = ", ".join(f"{size(nbytes)} from {names[tier]}" for tier, nbytes in e.bytes_per_token.items())
     sentences = (
         f"Answers {_rate(slow)} to {_rate(fast)} tokens/s, prompts {_rate(slow_prompt)} to {_rate(fast_prompt)}.",
         f"A token of an answer reads {read}.",

@@ -7,22 +7,23 @@ for the smallest change that would do.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
 from strata import __version__
-from strata.doctor.budgets import Bound, with_ram
-from strata.doctor.candidates import Backend, Candidate, HostChoice, fill, leanest, rungs
+from strata.doctor.budgets import Bound
+from strata.doctor.candidates import Backend, Candidate, candidates, leanest, topped_up
 from strata.doctor.changes import smallest_changes
+from strata.doctor.cuda_backend import CudaBackend
 from strata.doctor.facts import Facts
+from strata.doctor.gpus import gpus
 from strata.doctor.ladders import given_up
+from strata.doctor.machines import smallest_machine
 from strata.doctor.numpy_backend import NumpyBackend
 from strata.doctor.plan import (
     AllocationPlan,
-    Change,
     ExpertCachePlan,
     ModelIdentity,
     PlanOptions,
@@ -32,7 +33,7 @@ from strata.doctor.plan import (
 )
 from strata.doctor.request import Request, resolve
 from strata.doctor.speed import expected_speed, turn_seconds
-from strata.doctor.units import MIB, size
+from strata.doctor.units import size
 from strata.errors import UsageError
 from strata.gguf.model_facts import ModelFacts
 
@@ -40,42 +41,37 @@ _ORDER = (Tier.VRAM, Tier.PAGEABLE, Tier.PINNED, Tier.FILE)  # device first, pin
 
 
 @dataclass(frozen=True, slots=True)
-class _Problem:
+class Problem:
+    """What is asked, of which backend, within which bounds."""
+
     backend: Backend
     request: Request
     bounds: tuple[Bound, ...]
 
     @classmethod
-    def of(cls, facts: Facts, model: ModelFacts, options: PlanOptions) -> _Problem:
+    def of(cls, facts: Facts, model: ModelFacts, options: PlanOptions) -> Problem:
+        """Pose the problem; raises what `make_plan` does."""
         backend = backend_for(facts, model, options)
         return cls(backend, request_for(backend, model, options), backend.limits.bounds())
 
     def least(self) -> Candidate:
-        rung = leanest(self.backend, self.request)
-        fixed = self.backend.fixed_lines(self.request, rung.chunk, rung.host)
-        return fill(self.backend, self.request, self.bounds, rung, fixed)
+        """The candidate that needs the least of every memory."""
+        return leanest(self.backend, self.request, self.bounds)
 
-    def best(self) -> Candidate:
-        """The candidate with the best score, the first of equals. Something fits: `least` did."""
+    def best(self) -> tuple[float, Candidate]:
+        """The best score and its candidate, the first of equals. Something fits: `least` did."""
         traffic = self.backend.traffic(self.request)
-        fixed: dict[tuple[int, HostChoice], tuple[Reservation, ...]] = {}
-        best: tuple[float, Candidate] | None = None
-        for rung in rungs(self.backend, self.request):
-            key = rung.chunk, rung.host
-            if key not in fixed:
-                fixed[key] = self.backend.fixed_lines(self.request, *key)
-            candidate = fill(self.backend, self.request, self.bounds, rung, fixed[key])
-            if not candidate.fits:
-                continue
-            score = turn_seconds(traffic, self.backend.speeds, candidate.placement)
-            if best is None or score < best[0]:
-                best = score, candidate
-        assert best is not None
-        return best[1]
+        scored = (
+            (turn_seconds(traffic, self.backend.speeds, c.placement), c)
+            for c in candidates(self.backend, self.request, self.bounds)
+        )
+        return min(scored, key=lambda pair: pair[0])
 
 
 def backend_for(facts: Facts, model: ModelFacts, options: PlanOptions) -> Backend:
     """Return what the planner needs to know of the backend that the options name."""
+    if options.device == "cuda" or (options.device == "auto" and options.gpu is not None):
+        return CudaBackend(facts, model, options)
     return NumpyBackend(facts, model, options)
 
 
@@ -116,32 +112,28 @@ def make_plan(facts: Facts, model: ModelFacts, options: PlanOptions) -> Allocati
     plan = _draft(facts, model, options)
     if plan.feasible:
         return plan
-    changes = smallest_changes(plan, partial(_fits, facts, model)) or (_smallest_machine(facts, model, options),)
+    changes = smallest_changes(plan, partial(_fits, model, facts))
+    if not changes:
+        cuda = plan.device.backend == "cuda"
+        changes = (smallest_machine(facts, options, partial(_fits, model), cuda=cuda),)
     return msgspec.structs.replace(plan, changes=changes)
 
 
-def _fits(facts: Facts, model: ModelFacts, options: PlanOptions) -> bool:
+def _fits(model: ModelFacts, facts: Facts, options: PlanOptions) -> bool:
     """Say whether there is a plan: the leanest rung needs the least of every memory, so it decides."""
     try:
-        return _Problem.of(facts, model, options).least().fits
+        return Problem.of(facts, model, options).least().fits
     except UsageError:
         return False
 
 
-def _smallest_machine(facts: Facts, model: ModelFacts, options: PlanOptions) -> Change:
-    """Say how much memory a machine needs for these options, budgets aside."""
-    free = msgspec.structs.replace(options, ram_budget_bytes=None, vram_budget_bytes=None, pinned_budget_bytes=None)
-    needed = MIB * bisect_left(range(1 << 24), True, key=lambda mib: _fits(with_ram(facts, mib * MIB), model, free))
-    return Change(option="", sentence=f"A machine with {size(needed)} of available RAM is the smallest that would do.")
-
-
 def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationPlan:
     """Make a plan without looking for changes."""
-    problem = _Problem.of(facts, model, options)
+    problem = Problem.of(facts, model, options)
     backend, request = problem.backend, problem.request
     least = problem.least()
-    chosen = problem.best() if least.fits else least
-    where = chosen.placement
+    chosen = problem.best()[1] if least.fits else least
+    where = topped_up(backend, problem.bounds, chosen) if least.fits else least.placement
     lines = chosen.fixed + backend.expert_lines(where.slots, where.pinned, where.pageable)
     total = backend.experts.total
     classes = backend.slot_classes(where.slots) if total else ()
@@ -173,14 +165,24 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
         budgets=backend.limits.budgets,
         shared=backend.limits.shared,
         reservations=tuple(sorted(lines, key=lambda line: _ORDER.index(line.tier))),
-        fallbacks=given_up(backend, request, chosen) if chosen.fits else (),
-        notes=request.notes + backend.limits.notes + backend.notes,
+        fallbacks=given_up(backend, request, chosen.fixed, where) if chosen.fits else (),
+        notes=request.notes + backend.limits.notes + backend.notes + _about_auto(facts, options, backend),
         shortfall=None if chosen.fits else _shortfall(problem, lines),
         expected=expected_speed(backend.traffic(request), backend.speeds, where) if chosen.fits else None,
     )
 
 
-def _shortfall(problem: _Problem, lines: tuple[Reservation, ...]) -> Shortfall:
+def _about_auto(facts: Facts, options: PlanOptions, backend: Backend) -> tuple[str, ...]:
+    """Say what `--device auto` passed over: it plans for what can run."""
+    if options.device != "auto" or backend.device.backend != "numpy":
+        return ()
+    return tuple(
+        f"{gpu.name} is not used: Strata cannot run on it yet; --device cuda shows what the plan for it would be."
+        for gpu in gpus(facts)[:1]
+    )
+
+
+def _shortfall(problem: Problem, lines: tuple[Reservation, ...]) -> Shortfall:
     """Name the first line that does not fit, and by how much all of them exceed the memory it belongs to."""
     used = dict.fromkeys(Tier, 0)
     for line in lines:

@@ -12,8 +12,8 @@ from math import ceil
 
 from strata.doctor.plan import ExpectedSpeed, Tier
 
-PROMPT = 512  # tokens of the reference turn
-ANSWER = 256
+PROMPT = 4096  # tokens of the reference turn, or what the context holds
+ANSWER = 512
 
 # Hits are not spread evenly: few experts are asked for often. Published runs of a 48 x 512-expert, top-10 model
 # missed 105 of 480 requests with 16 % of the experts in slots, and 15 with 42 %; even use would miss 402 and 281.
@@ -39,8 +39,9 @@ class Traffic:
 
     dense_bytes: int  # every weight but head and experts
     head_bytes: int
-    kv_bytes: int  # read by one token at half the context
+    kv_bytes: int  # read by one token after the prompt
     embedding_row_bytes: int
+    prompt: int  # tokens of the reference turn's prompt
     layers: int
     expert_layers: int
     experts_per_layer: int
@@ -77,13 +78,14 @@ class Speeds:
 
     def of(self, tier: Tier, staging: Tier) -> float:
         """Return the speed at which `tier` is read into a slot, never faster than a tier above it."""
-        pageable = min(self.pinned, self.pageable, *(() if staging is Tier.PINNED else (self.unstaged,)))
-        return {
-            Tier.VRAM: self.vram,
-            Tier.PINNED: self.pinned,
-            Tier.PAGEABLE: pageable,
-            Tier.FILE: min(pageable, self.file),
-        }[tier]
+        if tier is Tier.VRAM:
+            return self.vram
+        if tier is Tier.PINNED:
+            return self.pinned
+        pageable = min(self.pinned, self.pageable)
+        if staging is not Tier.PINNED:
+            pageable = min(pageable, self.unstaged)
+        return pageable if tier is Tier.PAGEABLE else min(pageable, self.file)
 
 
 def hit_rate(share: float) -> float:
@@ -101,8 +103,9 @@ def decode_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> fl
     return seconds
 
 
-def prefill_seconds(traffic: Traffic, speeds: Speeds, placement: Placement, tokens: int) -> float:
-    """Return the time to read a prompt of `tokens` from position 0, every chunk asking for all its experts anew."""
+def prefill_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> float:
+    """Return the time to read the reference turn's prompt, every chunk asking for all its experts anew."""
+    tokens = traffic.prompt
     chunk = min(placement.chunk, tokens)
     per_chunk = _fixed_seconds(traffic, speeds, placement, tokens=chunk)
     if traffic.experts:
@@ -114,13 +117,13 @@ def prefill_seconds(traffic: Traffic, speeds: Speeds, placement: Placement, toke
 
 def turn_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> float:
     """Return the score: the time of the reference turn. Less is better."""
-    return prefill_seconds(traffic, speeds, placement, PROMPT) + ANSWER * decode_seconds(traffic, speeds, placement)
+    return prefill_seconds(traffic, speeds, placement) + ANSWER * decode_seconds(traffic, speeds, placement)
 
 
 def expected_speed(traffic: Traffic, speeds: Speeds, placement: Placement) -> ExpectedSpeed:
     """Return what a person may expect of a placement, and what that rests on."""
     decode = 1.0 / decode_seconds(traffic, speeds, placement)
-    prefill = PROMPT / prefill_seconds(traffic, speeds, placement, PROMPT)
+    prefill = traffic.prompt / prefill_seconds(traffic, speeds, placement)
     low, high = speeds.efficiency, 2.0 * speeds.efficiency
     hits = hit_rate(placement.slots / traffic.experts) if traffic.experts else 1.0
     requests = traffic.expert_layers * traffic.top_k
@@ -131,8 +134,10 @@ def expected_speed(traffic: Traffic, speeds: Speeds, placement: Placement) -> Ex
     if traffic.experts and placement.slots < traffic.experts:
         basis += (
             f"Hit rate {hits:.0%} with {placement.slots / traffic.experts:.0%} of the experts in slots: "
-            "the locality published for a model of 512 experts a layer, somewhat lowered; warm.",
+            "the locality published for a model of 512 experts a layer, somewhat lowered.",
         )
+    if traffic.experts:
+        basis += ("The first tokens are slower: slots are filled as experts are asked for.",)
     return ExpectedSpeed(
         decode_tokens_per_s=(decode * low, decode * high),
         prefill_tokens_per_s=(prefill * low, prefill * high),
@@ -144,7 +149,7 @@ def expected_speed(traffic: Traffic, speeds: Speeds, placement: Placement) -> Ex
 
 def _fixed_seconds(traffic: Traffic, speeds: Speeds, placement: Placement, tokens: int) -> float:
     """The time of one pass over what is not an expert."""
-    rows = tokens * traffic.embedding_row_bytes / speeds.of(placement.embedding, placement.staging)
+    rows = tokens * traffic.embedding_row_bytes / speeds.of(placement.embedding, Tier.PINNED)  # no ring on their way
     return (traffic.dense_bytes + traffic.head_bytes) / speeds.vram + traffic.layers * speeds.layer_s + rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+PAGE = 4 * KIB  # RAM is handed out in pages
 
 
 def size(nbytes: float) -> str:

@@ -27,8 +27,8 @@ def kv_cache_size(model: ModelFacts, context: int, kv: str) -> Size:
     groups = sum(model.kv_heads)
     values = groups * (model.key_length + model.value_length) + model.index_values
     nbytes = 2 * values if kv == "f16" else values + 2 * -(-values // KV_GROUP)
-    each = "2" if kv == "f16" else f"1 + a scale of 2 for {KV_GROUP}"
-    return Size(context * nbytes, f"{context} tokens x {values} values x ({each})")
+    each = "2" if kv == "f16" else f"(1 + 2 / {KV_GROUP})"
+    return Size(context * nbytes, f"{context} tokens x {values} values x {each}")
 
 
 def workspace_size(model: ModelFacts, chunk: int) -> Size:

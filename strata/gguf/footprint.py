@@ -77,7 +77,7 @@ def workspace(model: ModelFacts, chunk: int, kv: str, threads: int) -> tuple[Buf
         BufferSpec("attended", (chunk, heads * value)),
         BufferSpec("ops.rows", (chunk, embedding)),
         BufferSpec("ops.rotated", (2, chunk * heads * key // 2)),
-        BufferSpec("ops.angles", (2, chunk, key // 2)),
+        BufferSpec("ops.angles", (chunk, key // 2 * 2)),
         BufferSpec("ops.queries", (threads, queries, key)),
         BufferSpec("ops.scores", (threads, queries, CELL_BLOCK)),
         BufferSpec("ops.attended", (threads, 2, queries, value)),

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from strata.kernels.numpy_math import Floats
 from strata.kernels.ops import KvLayer
 from strata.kernels.workers import WORTH_A_THREAD, Workers
 
@@ -20,19 +21,18 @@ class NumpyAttention:
     block's arithmetic knows nothing of the thread that runs it.
     """
 
-    def __init__(self, workspace: Mapping[str, NDArray[np.float32]], workers: Workers) -> None:
-        self._queries = workspace["ops.queries"]  # [threads, tokens x H, D]
-        self._scores = workspace["ops.scores"]  # [threads, tokens x H, cells]
-        self._attended = workspace["ops.attended"]  # [threads, 2, tokens x H, Dv]
-        self._cells = workspace.get("ops.cells")  # [threads, keys and values, cells, G x D]
+    def __init__(self, workspace: Mapping[str, Floats], workers: Workers) -> None:
+        threads, self._rows, self._cell_block = workspace["ops.scores"].shape  # rows: tokens x H
+        self._queries = workspace["ops.queries"].reshape(threads, -1)
+        self._scores = workspace["ops.scores"].reshape(threads, -1)
+        self._attended = workspace["ops.attended"].reshape(threads, 2, -1)
+        self._cells = workspace["ops.cells"].reshape(threads, 2, -1) if "ops.cells" in workspace else None
         self._workers = workers
 
-    def __call__(
-        self, q: NDArray[np.float32], kv: KvLayer, position: int, scale: float, out: NDArray[np.float32]
-    ) -> None:
+    def __call__(self, q: Floats, kv: KvLayer, position: int, scale: float, out: Floats) -> None:
         """See `strata.kernels.ops.Ops.attend`."""
         tokens, groups = len(q), kv.keys.shape[1]
-        block = self._scores.shape[1] // q.shape[1]
+        block = self._rows // q.shape[1]
         multiplications = 2 * (position + tokens) * q.size
         if tokens == 1 and multiplications >= 4 * WORTH_A_THREAD:
             heads = [slice(group, group + 1) for group in range(groups)]
@@ -49,11 +49,11 @@ class NumpyAttention:
 
     def _block(
         self,
-        q: NDArray[np.float32],
+        q: Floats,
         kv: KvLayer,
         position: int,
         scale: float,
-        out: NDArray[np.float32],
+        out: Floats,
         tokens: slice,
         groups: slice,
         worker: int,
@@ -62,11 +62,11 @@ class NumpyAttention:
         kv_heads = kv.keys.shape[1]
         q, out = _grouped(q[tokens], kv_heads)[groups], _grouped(out[tokens], kv_heads)[groups]
         g, t, r, size = q.shape  # KV heads, tokens, query heads per KV head, head size
-        first, block = position + tokens.start, self._scores.shape[2]
+        first, block = position + tokens.start, self._cell_block
         queries = _shaped(self._queries[worker], (g, t * r, size))
-        np.multiply(q, np.float32(scale), out=queries.reshape(q.shape))
+        np.multiply(q, scale, out=queries.reshape(q.shape))
         total, part = (_shaped(scratch, (g, t * r, out.shape[-1])) for scratch in self._attended[worker])
-        highest = np.full((g, t * r, 1), -np.inf, np.float32)
+        highest = weight = queries[..., :1]  # highest score so far and sum of exponentials; the first block sets them
         for start in range(0, first + t, block):
             cells = slice(start, min(start + block, first + t))
             scores = _shaped(self._scores[worker], (g, t * r, cells.stop - start))
@@ -74,7 +74,9 @@ class NumpyAttention:
             if cells.stop > first + 1:
                 future = np.arange(start, cells.stop) > np.arange(first, first + t)[:, None]
                 np.copyto(scores.reshape(g, t, r, -1), -np.inf, where=future[:, None])
-            new = np.maximum(highest, scores.max(axis=-1, keepdims=True))
+            new = scores.max(axis=-1, keepdims=True)
+            if start > 0:
+                np.maximum(highest, new, out=new)
             np.exp(np.subtract(scores, new, out=scores), out=scores)
             values = self._widened(kv.values[cells, groups], worker, 1).transpose(1, 0, 2)
             if start == 0:
@@ -88,7 +90,7 @@ class NumpyAttention:
             highest = new
         np.divide(total.reshape(out.shape), weight.reshape(g, t, r, 1), out=out)
 
-    def _widened(self, cells: NDArray[np.generic], worker: int, which: int) -> NDArray[np.float32]:
+    def _widened(self, cells: NDArray[np.generic], worker: int, which: int) -> Floats:
         """Cells as float32: themselves, or a widened copy in scratch."""
         if cells.dtype == np.float32:
             return cells  # type: ignore[return-value]
@@ -98,18 +100,18 @@ class NumpyAttention:
         return wide
 
 
-def _grouped(heads: NDArray[np.float32], groups: int) -> NDArray[np.float32]:
+def _grouped(heads: Floats, groups: int) -> Floats:
     """View [T, H, D] as [G, T, H / G, D]."""
     tokens, count, size = heads.shape
     return heads.reshape(tokens, groups, count // groups, size).transpose(1, 0, 2, 3)
 
 
-def _shaped(scratch: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _shaped(scratch: Floats, shape: tuple[int, ...]) -> Floats:
     """View the start of a worker's scratch in a shape."""
-    return scratch.reshape(-1)[: math.prod(shape)].reshape(shape)
+    return scratch[: math.prod(shape)].reshape(shape)
 
 
-def widen(half: NDArray[np.float16], out: NDArray[np.float32]) -> None:
+def widen(half: NDArray[np.float16], out: Floats) -> None:
     """Turn finite float16 into float32, exactly, several times faster than a cast.
 
     Moves the sign, exponent and mantissa to their places in a float32, whose exponent is then too small by the

@@ -12,8 +12,10 @@ Floats: TypeAlias = NDArray[np.float32]
 
 def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     """``out = x / sqrt(mean(x^2) + eps) * weight`` over the last axis; `out` may be `x`."""
-    squares = np.einsum("...i,...i->...", x, x)[..., None]
-    np.divide(x, np.sqrt(squares / np.float32(x.shape[-1]) + np.float32(eps)), out=out)
+    scale = np.matmul(x[..., None, :], x[..., None])[..., 0]
+    scale /= x.shape[-1]
+    scale += eps
+    np.divide(x, np.sqrt(scale, out=scale), out=out)
     out *= weight
 
 
@@ -30,13 +32,6 @@ def gated(gate: Floats, up: Floats, out: Floats) -> None:
     np.negative(gate, out=out)
     with np.errstate(over="ignore"):  # exp(-g) = inf gives the right limit, -0
         np.exp(out, out=out)
-    out += np.float32(1)
+    out += 1
     np.divide(gate, out, out=out)
     out *= up
-
-
-def softmax(logits: Floats) -> None:
-    """Softmax over the last axis, in place."""
-    logits -= logits.max(axis=-1, keepdims=True)
-    np.exp(logits, out=logits)
-    logits /= logits.sum(axis=-1, keepdims=True)

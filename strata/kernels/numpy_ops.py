@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from strata.kernels.dequant import dequantise
 from strata.kernels.numpy_attention import NumpyAttention
 from strata.kernels.numpy_experts import NumpyExperts
-from strata.kernels.numpy_math import Floats, gated, product, rms_norm, softmax
+from strata.kernels.numpy_math import Floats, gated, product, rms_norm
 from strata.kernels.numpy_weights import NumpySlots, QuantRows
 from strata.kernels.ops import ExpertWave, KvLayer, Rope, RopeStyle
 from strata.kernels.workers import WORTH_A_THREAD, Task, Workers
@@ -38,7 +38,7 @@ class NumpyOps:
         self._workers = Workers(len(workspace["ops.scores"]))
         self._rows = workspace["ops.rows"]
         self._rotated = workspace["ops.rotated"]
-        self._angles = workspace["ops.angles"]
+        self._angles = workspace["ops.angles"].view(np.complex64)
         self._angles_of: tuple[int, int, int] | None = None
         self._attention = NumpyAttention(workspace, self._workers)
         if "ops.router" in workspace:
@@ -78,9 +78,9 @@ class NumpyOps:
         if norms is not None:
             rms_norm(q, norms[0], eps, q)
             rms_norm(k, norms[1], eps, k)
-        cos, sin = self._cos_sin(rope, position, len(q))
-        self._rotate(q, rope, cos, sin)
-        self._rotate(k, rope, cos, sin)
+        turns = self._turns(rope, position, len(q))
+        self._rotate(q, rope, turns)
+        self._rotate(k, rope, turns)
         kv.keys[position : position + len(k)] = k
         kv.values[position : position + len(v)] = v
 
@@ -120,15 +120,18 @@ class NumpyOps:
     ) -> None:
         """See `strata.kernels.ops.Ops.route`."""
         rms_norm(x, norm, eps, hidden)
-        negative = self._router[: len(x)]
-        self._products(hidden, [router], [negative])
-        softmax(negative)
-        np.negative(negative, out=negative)  # a stable ascending sort then puts the best first, ties by index
-        best = negative.argsort(axis=-1, kind="stable")[:, : ids.shape[1]]
+        logits = self._router[: len(x)]
+        self._products(hidden, [router], [logits])
+        # A stable ascending sort of the negated logits: best first, ties by index. Softmax keeps the order.
+        np.negative(logits, out=logits)
+        best = logits.argsort(axis=-1, kind="stable")[:, : ids.shape[1]]
         ids[:] = best
-        np.negative(negative[np.arange(len(x))[:, None], best], out=weights)
-        if normalise:
-            weights /= weights.sum(axis=-1, keepdims=True)
+        chosen = logits[np.arange(len(x))[:, None], best]
+        highest = chosen[:, :1]
+        np.exp(highest - chosen, out=weights)
+        # Dividing by the sum over all N first would cancel out when the K weights are made to sum to 1.
+        among = weights if normalise else np.exp(np.subtract(highest, logits, out=logits), out=logits)
+        weights /= among.sum(axis=-1, keepdims=True)
 
     def expert_ffn(self, hidden: Floats, slots: NumpySlots, wave: ExpertWave, results: Floats) -> None:
         """See `strata.kernels.ops.Ops.expert_ffn`."""
@@ -158,30 +161,31 @@ class NumpyOps:
                 pieces.append(partial(_product_piece, x, weight[piece], out[:, piece]))
         self._workers.run(pieces, multiplications)
 
-    def _cos_sin(self, rope: Rope, position: int, tokens: int) -> tuple[Floats, Floats]:
-        """Cosines and sines [T, 1, dims / 2] of a call, computed once for all its layers."""
-        cos, sin = self._angles[:, :tokens, : rope.dims // 2]
+    def _turns(self, rope: Rope, position: int, tokens: int) -> NDArray[np.complex64]:
+        """Cosines and sines [T, 1, dims / 2] of a call as complex numbers, computed once for all its layers."""
+        turns = self._angles[:tokens, : rope.dims // 2]
         call = (id(rope), position, tokens)
         if call != self._angles_of:
             angles = np.arange(position, position + tokens, dtype=np.float32)[:, None] * rope.inverse_frequencies
-            np.cos(angles, out=cos)
-            np.sin(angles, out=sin)
+            np.cos(angles, out=turns.real)
+            np.sin(angles, out=turns.imag)
             self._angles_of = call
-        return cos[:, None], sin[:, None]
+        return turns[:, None]
 
-    def _rotate(self, heads: Floats, rope: Rope, cos: Floats, sin: Floats) -> None:
+    def _rotate(self, heads: Floats, rope: Rope, turns: NDArray[np.complex64]) -> None:
         """Rotate the pairs of each head [T, heads, D] in place."""
+        if rope.style is RopeStyle.NORM:
+            pairs = heads[..., : rope.dims].view(np.complex64)  # neighbours: a complex number each
+            pairs *= turns
+            return
         half = rope.dims // 2
-        if rope.style is RopeStyle.NEOX:
-            first, second = heads[..., :half], heads[..., half : rope.dims]
-        else:
-            first, second = heads[..., 0 : rope.dims : 2], heads[..., 1 : rope.dims : 2]
+        first, second = heads[..., :half], heads[..., half : rope.dims]
         onto_first, onto_second = self._rotated[:, : first.size].reshape(2, *first.shape)
-        np.multiply(second, sin, out=onto_first)
-        np.multiply(first, sin, out=onto_second)
-        first *= cos
+        np.multiply(second, turns.imag, out=onto_first)
+        np.multiply(first, turns.imag, out=onto_second)
+        first *= turns.real
         first -= onto_first
-        second *= cos
+        second *= turns.real
         second += onto_second
 
 

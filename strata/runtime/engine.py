@@ -16,10 +16,10 @@ from strata.gguf.reader import GGUFFile
 from strata.runtime.expert_cache import CacheCounts
 from strata.runtime.generation import Generation, PrefillProgress, Sampler
 from strata.runtime.loader import LoadedModel, LoadProgress, MakePolicy, load_model
-from strata.runtime.memory import TEMPORARIES_LINE, MemoryReport, PlannedMemory, Taker, charged_to, take_host
+from strata.runtime.memory import TEMPORARIES_LINE, PlannedMemory, Taker, charged_to, take_host
 from strata.runtime.models import load_config
 from strata.runtime.policies import FrequencyOverAge
-from strata.runtime.process_memory import anonymous_bytes
+from strata.runtime.process_memory import MemoryReport, anonymous_bytes
 
 Logits = NDArray[np.float32]
 

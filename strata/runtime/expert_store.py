@@ -8,7 +8,7 @@ it to: so the way of a miss is the same on every backend.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from strata.doctor.plan import ExpertCachePlan, Tier
 from strata.gguf.reader import GGUFFile
-from strata.runtime.memory import PlannedMemory
+from strata.runtime.memory import PlannedMemory, Step
 
 Bytes = NDArray[np.uint8]
-Progress = Callable[[int], None]  # told the bytes of each step
 
 PINNED_LINE = "experts_pinned"
 PAGEABLE_LINE = "experts_pageable"
@@ -85,11 +84,11 @@ class ExpertStore:
         """Bytes that `load` copies into RAM."""
         return sum(held.nbytes for held in self._held.values())
 
-    def load(self, progress: Progress) -> None:
+    def load(self, step: Step) -> None:
         """Copy the pinned and pageable experts out of the file."""
         for key, held in sorted(self._held.items()):  # in the file's order
             self._copy(key, held)
-            progress(held.nbytes)
+            step(held.nbytes)
 
     def fetch(self, layer: int, expert: int) -> tuple[StoredExpert, Tier]:
         """Return an expert as stored, and the tier it came from.

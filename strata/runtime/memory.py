@@ -15,11 +15,10 @@ import mmap
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -27,6 +26,9 @@ from strata.doctor.plan import AllocationPlan, Reservation, Tier
 from strata.errors import AllocationFailed, PlanViolation
 from strata.gguf.footprint import BufferSpec
 from strata.kernels.ops import Array
+from strata.runtime.process_memory import MemoryReport, TierMemory
+
+Step = Callable[[int], None]  # told the bytes of each step of filling what was taken
 
 ALIGNMENT = 64  # bytes; a cache line, and enough for every vector load
 _DTYPES = {"f16": np.float16, "f32": np.float32, "i32": np.int32}  # by the names that footprints use
@@ -65,7 +67,9 @@ class HostBlock:
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return a view into the block; see `Block`."""
-        return np.ndarray(shape, dtype, buffer=self._map, offset=offset)
+        nbytes = math.prod(shape) * dtype.itemsize
+        # Through frombuffer, which holds on to the mapping: ndarray(buffer=...) would be left pointing at nothing.
+        return np.frombuffer(self._map, np.uint8, nbytes, offset).view(dtype).reshape(shape)
 
     def release(self) -> None:
         """Give the memory back at once, even where views (in a traceback, say) still hold the mapping."""
@@ -93,35 +97,6 @@ class _Taken:
     reservation: Reservation
     block: Block
     used: int = 0
-    names: list[str] = field(default_factory=list)
-
-
-class TierMemory(msgspec.Struct, frozen=True):
-    """One memory, planned and taken."""
-
-    tier: Tier
-    planned_bytes: int
-    allocated_bytes: int  # the allocator's own sum
-
-
-class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Planned and actual, side by side.
-
-    `actual_bytes` is what the whole process holds as the operating system counts it (`process_memory`), so it also
-    holds what no allocator of ours knows of. `difference_bytes` is planned minus the peak, and never negative in a
-    run that kept its promise.
-    """
-
-    tiers: tuple[TierMemory, ...]
-    planned_bytes: int
-    allocated_bytes: int
-    actual_bytes: int
-    peak_bytes: int  # the highest `actual_bytes` that was seen
-
-    @property
-    def difference_bytes(self) -> int:
-        """Planned minus peak."""
-        return self.planned_bytes - self.peak_bytes
 
 
 class PlannedMemory:
@@ -198,7 +173,6 @@ class PlannedMemory:
             )
         array = taken.block.array(start, shape, dtype)
         taken.used = start + asked
-        taken.names.append(name)
         return array
 
     def buffer(self, line: str, spec: BufferSpec) -> Array:
@@ -217,7 +191,7 @@ class PlannedMemory:
         return sum(t.reservation.bytes for t in self._taken.values() if tier in (None, t.reservation.tier))
 
     def report(self, *, actual_bytes: int, peak_bytes: int) -> MemoryReport:
-        """Set the plan beside what was taken and the process's own growth, now and at its highest."""
+        """Set the plan beside what was taken and what the process holds, now and at its highest."""
         memories = tuple(
             TierMemory(tier, self._plan.planned_bytes(tier), self.allocated_bytes(tier))
             for tier in (Tier.VRAM, Tier.PINNED, Tier.PAGEABLE)

@@ -1,4 +1,4 @@
-"""How much memory this process really holds, as the operating system counts it.
+"""How much memory this process really holds, as the operating system counts it, beside what was planned.
 
 The allocator's own sum is what was asked for; this is what was given. Pages of the mapped model file are left
 out: they are the page cache's, come back for the asking and are no part of a plan's budget.
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import psutil
+
+from strata.doctor.plan import Tier
 
 _STATUS = Path("/proc/self/status")
 _ANONYMOUS_FIELDS = ("RssAnon:", "RssShmem:")
@@ -28,3 +31,31 @@ def anonymous_bytes() -> int:
     if not kib:  # kernels before 4.5 do not tell anonymous pages apart
         return int(psutil.Process().memory_full_info().uss)
     return sum(kib) * 1024
+
+
+class TierMemory(msgspec.Struct, frozen=True):
+    """One memory, planned and taken."""
+
+    tier: Tier
+    planned_bytes: int
+    allocated_bytes: int  # the allocator's own sum
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Planned and actual, side by side.
+
+    `actual_bytes` is what the whole process holds (`anonymous_bytes`), interpreter and libraries included, for which
+    the plan has its "context" line: so it also holds what no allocator of ours knows of. `difference_bytes` is
+    planned minus the peak, and never negative in a run that kept its promise.
+    """
+
+    tiers: tuple[TierMemory, ...]
+    planned_bytes: int
+    allocated_bytes: int
+    actual_bytes: int
+    peak_bytes: int  # the highest `actual_bytes` that was seen
+
+    @property
+    def difference_bytes(self) -> int:
+        """Planned minus peak."""
+        return self.planned_bytes - self.peak_bytes

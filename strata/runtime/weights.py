@@ -6,7 +6,7 @@ of it. A tied head is therefore a second form of the same table, not a second na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,12 @@ from strata.gguf.reader import GGUFFile, TensorInfo
 from strata.kernels.dequant import dequantise
 from strata.kernels.numpy_weights import QuantRows
 from strata.kernels.ops import Weight
-from strata.runtime.memory import PlannedMemory
+from strata.runtime.memory import PlannedMemory, Step
+from strata.runtime.models.common import EMBEDDING, HEAD
 
-EMBEDDING = "token_embd.weight"
-HEAD = "output.weight"
-_STEP_ELEMENTS = 1 << 22  # values between two reports of progress, and two chances to be interrupted
-
-Progress = Callable[[int], None]  # told the bytes of each step
+# Between two reports of progress, and two chances to be interrupted.
+_STEP_ELEMENTS = 1 << 22
+_STEP_BYTES = 16 << 20
 
 
 class Weights:
@@ -55,15 +54,18 @@ class Weights:
         self.stored_bytes = sum(tensor.nbytes for tensor, _ in self._targets)
         self.stored_bytes += 0 if self._rows is None else self._rows.nbytes
 
-    def load(self, progress: Progress) -> None:
+    def load(self, step: Step) -> None:
         """Read and dequantise, a few million values at a time."""
         for tensor, out in self._targets:
-            self._dequantise(tensor, out.reshape(-1), progress)
+            self._dequantise(tensor, out.reshape(-1), step)
         if self._rows is not None:
-            self._rows[:] = self._file.raw(EMBEDDING).reshape(self._rows.shape)
-            progress(self._rows.nbytes)
+            raw, out = self._file.raw(EMBEDDING), self._rows.reshape(-1)
+            for start in range(0, len(raw), _STEP_BYTES):
+                part = raw[start : start + _STEP_BYTES]
+                out[start : start + len(part)] = part
+                step(len(part))
 
-    def _dequantise(self, tensor: TensorInfo, out: NDArray[np.float32], progress: Progress) -> None:
+    def _dequantise(self, tensor: TensorInfo, out: NDArray[np.float32], step: Step) -> None:
         raw = self._file.raw(tensor.name)
         kind = tensor.type
         blocks = max(_STEP_ELEMENTS // kind.block_elements, 1)
@@ -71,7 +73,7 @@ class Weights:
             part = raw[start : start + blocks * kind.block_bytes]
             first = start // kind.block_bytes * kind.block_elements
             dequantise(part, kind.name, out[first : first + len(part) // kind.block_bytes * kind.block_elements])
-            progress(len(part))
+            step(len(part))
 
 
 def _room(memory: PlannedMemory, line: str, tensor: TensorInfo) -> NDArray[np.float32]:

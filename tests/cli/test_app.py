@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -125,11 +124,12 @@ def test_a_prompt_longer_than_the_context_is_refused() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
 def test_ctrl_c_ends_cleanly_and_says_where() -> None:
-    command = [sys.executable, "-m", "strata", "run", MODEL, "-p", "Hello", "--no-chat", "--max-tokens", "100000"]
+    # the fullest context that the model has: seconds of work, so the answer does not end by itself first
+    arguments = ["run", MODEL, "-p", "Hello", "--no-chat", "--temp", "0", "--max-context", "4096"]
+    command = [sys.executable, "-m", "strata", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout
         process.stdout.read(1)  # the first text: it is generating
-        time.sleep(0.2)
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -143,3 +143,48 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert result.stdout == "{"
     assert "Traceback" not in result.stderr
     assert "BrokenPipe" not in result.stderr
+
+
+def test_report_writes_a_text_and_an_archive(tmp_path: Path) -> None:
+    result = strata("report", MODEL, "-o", str(tmp_path / "out"))
+    assert result.returncode == 0, result.stderr
+    (markdown,) = (tmp_path / "out").glob("*.md")
+    (archive,) = (tmp_path / "out").glob("*.zip")
+    assert str(markdown) in result.stdout
+    assert str(archive) in result.stdout
+    assert 0 < markdown.stat().st_size < 50_000
+
+
+def test_explain_knows_an_error_or_says_that_it_does_not(tmp_path: Path) -> None:
+    known = strata("explain", "cannot pin 322 MiB: no CUDA-capable device is detected, nor place it in VRAM")
+    assert known.returncode == 0
+    assert "STR-CTX-BROKEN" in known.stdout
+    log = tmp_path / "engine.log"
+    log.write_text("loaded 46.84 GiB\nnative head upload: out of memory\n")
+    assert "line 2" in strata("explain", str(log)).stdout
+    piped = strata("explain", "-", "--json", stdin=log.read_text())
+    assert json.loads(piped.stdout)[0]["line_number"] == 2
+    unknown = strata("explain", "the sky is blue")
+    assert unknown.returncode == 3
+    assert "Not known" in unknown.stdout
+
+
+def test_doctor_replays_a_recorded_machine_and_explains_its_checks() -> None:
+    machine = GOLDEN.parent / "machines" / "seed-000-broken-context.json"
+    result = strata("doctor", "--facts", str(machine))
+    assert result.returncode == 1
+    assert "12.4" in result.stdout
+    assert "615.78.05" in result.stdout
+    assert "STR-CTX-BROKEN" in strata("doctor", "--list-checks").stdout
+    assert "cudaMalloc" in strata("doctor", "--explain", "STR-CTX-BROKEN").stdout
+    assert_clear(strata("doctor", "--explain", "STR-NONE"), 2, "STR-NONE")
+
+
+def test_plan_for_a_machine_that_one_does_not_have() -> None:
+    result = strata("plan", MODEL, "--gpu", "RTX 4090", "--ram", "64GiB", "--wsl2")
+    assert result.returncode == 0, result.stderr
+    assert "RTX 4090" in result.stdout
+    assert "WSL2" in result.stdout
+    assert_clear(strata("plan", MODEL, "--ram", "64GiB"), 2, "--gpu")
+    assert_clear(strata("plan", MODEL, "--gpu", "RTX 9999", "--ram", "64GiB"), 2, "RTX 9999")
+    assert_clear(strata("plan", MODEL, "--gpu", "RTX 4090", "--ram", "64GiB", "--wsl2", "--windows"), 2, "--windows")

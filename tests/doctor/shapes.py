@@ -44,6 +44,10 @@ def model(
     tied: bool = False,
     dense_elements: int | None = None,
     attention_every: int = 1,
+    recurrent_bytes: int = 0,
+    index_values: int = 0,
+    row_tables: TensorGroup | None = None,
+    draft: TensorGroup | None = None,
 ) -> ModelFacts:
     """Make the facts of a model; `expert_types` go round over the layers, as mixed quantisations do."""
     dense = dense_elements or layers * (
@@ -89,6 +93,10 @@ def model(
         dense=dense_group,
         expert_classes=classes,
         quant_types=tuple(sorted({dense_type, head_type, table_type, *(t for kinds in types for t in kinds)})),
+        recurrent_state_bytes=recurrent_bytes,
+        index_values=index_values,
+        row_tables=row_tables or TensorGroup(),
+        draft=draft or TensorGroup(),
     )
 
 
@@ -105,6 +113,99 @@ Q3_30B = model(
     top_k=8,
     width=768,
     context_length=40_960,
+)
+Q3_235B = model(
+    "Qwen3-235B-A22B",
+    "qwen3moe",
+    layers=94,
+    embedding=4096,
+    heads=64,
+    kv_heads=4,
+    head_dim=128,
+    vocab=151_936,
+    experts=128,
+    top_k=8,
+    width=1536,
+    context_length=40_960,
+)
+GDN_32 = 32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 4  # a layer with 32 value heads: state and window
+Q3_NEXT = model(
+    "Qwen3-Next-80B-A3B",
+    "qwen3next",
+    layers=48,
+    embedding=2048,
+    heads=16,
+    kv_heads=2,
+    head_dim=256,
+    vocab=151_936,
+    experts=512,
+    top_k=10,
+    width=512,
+    context_length=262_144,
+    attention_every=4,
+    recurrent_bytes=36 * GDN_32,
+    dense_elements=48 * 2048 * (12_288 + 4096 + 3 * 512 + 512),
+)
+Q36_35B = model(
+    "Qwen3.6-35B-A3B",
+    "qwen35moe",
+    layers=40,
+    embedding=2048,
+    heads=16,
+    kv_heads=2,
+    head_dim=256,
+    vocab=248_320,
+    experts=256,
+    top_k=8,
+    width=512,
+    context_length=262_144,
+    attention_every=4,
+    recurrent_bytes=30 * GDN_32,
+    dense_elements=40 * 2048 * (12_288 + 4096 + 3 * 512 + 256),
+)
+# As reported: dense part about 2.9 GiB, embedding 322 MiB, head 437,043,200 bytes, experts 46.84 GiB, draft 836 MiB.
+FLASH_NEXT = model(
+    "Qwen3.8-Flash-Next",
+    "qwen4exp",
+    layers=48,
+    embedding=2560,
+    heads=24,
+    kv_heads=2,
+    head_dim=256,
+    vocab=248_320,
+    experts=512,
+    top_k=10,
+    width=640,
+    context_length=262_144,
+    expert_types=(("IQ3_S",) * 3, ("IQ3_XXS", "IQ3_XXS", "IQ3_S")) * 5 + (("IQ3_S",) * 3,) * 2,
+    table_type="IQ4_XS",
+    head_type="Q5_K",
+    attention_every=4,
+    recurrent_bytes=36 * (48 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 48 * 128) * 4),
+    index_values=12 * 128,
+    dense_elements=2_930_000_000,
+    row_tables=group(320_001_536 * 160, "IQ3_XXS"),
+    draft=TensorGroup(tensors=20, elements=830_000_000, bytes=836 << 20),
+)
+GPT_OSS_20B, GPT_OSS_120B = (
+    model(
+        name,
+        "gpt-oss",
+        layers=layers,
+        embedding=2880,
+        heads=64,
+        kv_heads=8,
+        head_dim=64,
+        vocab=201_088,
+        experts=experts,
+        top_k=4,
+        width=2880,
+        context_length=131_072,
+        expert_types=(("MXFP4",) * 3,),
+        head_type="Q8_0",
+        table_type="Q8_0",
+    )
+    for name, layers, experts in (("gpt-oss-20b", 24, 32), ("gpt-oss-120b", 36, 128))
 )
 MIXTRAL = model(
     "Mixtral-8x7B",

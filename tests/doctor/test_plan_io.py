@@ -101,7 +101,7 @@ def edited(plan: AllocationPlan, line_id: str, **changes: object) -> AllocationP
         (lambda p: edited(p, "head", tier=Tier.PAGEABLE, device="host"), '"head" needs .* of VRAM'),
         (lambda p: msgspec.structs.replace(p, context=100_000), "kv_cache"),
         (lambda p: msgspec.structs.replace(p, chunk=4000), "workspace"),
-        (lambda p: msgspec.structs.replace(p, threads=64), "workspace"),
+        (lambda p: msgspec.structs.replace(p, threads=64), "context"),
         (lambda p: msgspec.structs.replace(p, kv="int8"), "cannot be int8"),
         (
             lambda p: msgspec.structs.replace(p, experts=msgspec.structs.replace(p.experts, slots=384)),

@@ -99,6 +99,39 @@ def test_vocab_size_comes_before_the_token_list(tmp_path: Path) -> None:
     assert made_facts(tmp_path, lambda keys, _: keys.update({"qwen3moe.vocab_size": 64})).vocab == 64
 
 
+def test_recurrent_layers_keep_states_and_windows(tmp_path: Path) -> None:
+    def change(keys: dict[str, object], tensors: list[Tensor]) -> None:
+        keys |= {"qwen3moe.ssm.state_size": 16, "qwen3moe.ssm.inner_size": 48, "qwen3moe.ssm.conv_kernel": 4}
+        tensors[tensor_named(tensors, "blk.1.attn_k.weight")] = Tensor("blk.1.ssm_conv1d.weight", (4, 80))
+
+    assert made_facts(tmp_path, change, layers=3).recurrent_state_bytes == 4 * (16 * 48 + 3 * 80)
+    assert made_facts(tmp_path).recurrent_state_bytes == 0
+
+
+def test_draft_layers_are_counted_apart(tmp_path: Path) -> None:
+    plain = made_facts(tmp_path, layers=2)
+    drafted = made_facts(tmp_path, lambda keys, _: keys.update({"qwen3moe.nextn_predict_layers": 1}), layers=3)
+    assert drafted.layers == len(drafted.kv_heads) == 2
+    assert (drafted.dense, drafted.expert_classes) == (plain.dense, plain.expert_classes)
+    layer_bytes = drafted.file_bytes - plain.file_bytes
+    assert drafted.draft.bytes == pytest.approx(layer_bytes, rel=0.1)
+    assert plain.draft.tensors == 0
+    with pytest.raises(ModelFileError, match="nextn_predict_layers"):
+        made_facts(tmp_path, lambda keys, _: keys.update({"qwen3moe.nextn_predict_layers": 3}), layers=3)
+
+
+def test_index_keys_and_row_tables_are_counted_apart(tmp_path: Path) -> None:
+    def change(keys: dict[str, object], tensors: list[Tensor]) -> None:
+        keys["qwen3moe.attention.indexer.key_length"] = 8
+        tensors.append(Tensor("blk.1.indexer.k_proj.weight", (64, 8)))
+        tensors.append(Tensor("per_layer_token_embd.weight", (8, 1000)))
+
+    facts = made_facts(tmp_path, change)
+    assert facts.index_values == 8
+    assert facts.row_tables.elements == 8000
+    assert facts.dense.elements == made_facts(tmp_path).dense.elements + 64 * 8
+
+
 def test_kv_heads_per_layer_and_recurrent_layers(tmp_path: Path) -> None:
     per_layer = {"qwen3moe.attention.head_count_kv": np.array([3, 0, 1], np.int32)}
     assert made_facts(tmp_path, lambda keys, _: keys.update(per_layer), layers=3).kv_heads == (3, 0, 1)

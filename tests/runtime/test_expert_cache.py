@@ -172,6 +172,16 @@ def test_an_interrupted_fill_never_leaves_a_wrong_expert(
         monkeypatch.setattr(slots, "fill", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(cache, made)
+        assert (cache._key_in != EMPTY).sum() == min(nth - 1, 4)  # the slot that was being filled is empty
         assert run(cache, made) == expected
         held = cache._key_in[cache._key_in != EMPTY]
         assert len(set(held.tolist())) == len(held)
+
+
+def test_hits_run_before_their_slots_are_given_to_misses(file: GGUFFile) -> None:
+    hidden = np.ones((2, MODEL.embedding), "f4")
+    with cache_of(file, 2) as cache:
+        run(cache, [(0, hidden[:1], np.array([[8, 9]], "i4")), (0, hidden, np.array([[1, 2], [8, 9]], "i4"))])
+        counts = cache.counts
+    assert (counts.hits, counts.misses, counts.waves) == (2, 4, 3)
+    assert counts.filled_bytes[Tier.FILE] == 4 * read_model_facts(file).expert_classes[0].bytes

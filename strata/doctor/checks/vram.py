@@ -15,6 +15,7 @@ SPILL_RESERVE = 256 * MIB  # below this Windows pages VRAM out when the desktop 
 
 
 COMMIT = ("host.commit_limit_bytes", "host.commit_used_bytes", "nvml.gpus.vram_free_bytes")
+OTHERS = ("nvml.gpus.vram_used_bytes", "nvml.gpus.vram_reserved_bytes", "nvml.gpus.display_active")
 FREE = (  # what it takes to compare free VRAM as CUDA and the driver see it
     *("cuda.devices.uuid", "cuda.devices.vram_free_bytes", "cuda.devices.context_bytes"),
     *("nvml.gpus.uuid", "nvml.gpus.vram_free_bytes"),
@@ -45,11 +46,11 @@ def display(m: Machine) -> Result | None:
     )
 
 
-@check("STR-VRAM-OTHERS", "VRAM held by others", needs=("nvml.gpus.vram_used_bytes", "nvml.gpus.display_active"))
+@check("STR-VRAM-OTHERS", "VRAM held by others", needs=OTHERS)
 def others(m: Machine) -> Result | None:
     """Out of memory on a card that is big enough: another process holds its memory. Plans rest on what is free, never
     on the total."""
-    held = {n: g for n, g in m.gpus.items() if g.display_active is False and (g.vram_used_bytes or 0) >= TAKEN}
+    held = {n: g for n, g in m.gpus.items() if g.display_active is False and _taken(g) >= TAKEN}
     if not m.nvml.gpus:
         return None
     if not held:
@@ -62,7 +63,7 @@ def others(m: Machine) -> Result | None:
             evidence.append(m.says("nvml.gpus", f"pid {process.pid} {process.name or ''}: {used}"))
             pids.append(str(process.pid))
     return warn(
-        f"{size(sum(g.vram_used_bytes or 0 for g in held.values()))} of VRAM are in use by other processes.",
+        f"{size(sum(map(_taken, held.values())))} of VRAM are in use by other processes.",
         *evidence,
         remedy=m.per_os(
             linux=f"If they are yours and not needed: kill {' '.join(pids)}"
@@ -206,6 +207,11 @@ def page_file(m: Machine) -> Result | None:
     )
 
 
+def _taken(gpu: NvmlGpu) -> int:
+    """Return what programs hold: NVML counts what the driver keeps for itself as used, 615 MiB of an idle H200."""
+    return (gpu.vram_used_bytes or 0) - (gpu.vram_reserved_bytes or 0)
+
+
 def _use(gpu: NvmlGpu) -> str:
-    used = f", {size(gpu.vram_used_bytes)} in use" if gpu.vram_used_bytes is not None else ""
+    used = f", {size(_taken(gpu))} in use" if gpu.vram_used_bytes is not None else ""
     return used + (f", {size(gpu.vram_free_bytes)} free" if gpu.vram_free_bytes is not None else "")

@@ -23,6 +23,7 @@ _TOOLKIT_PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cublas"
 _STEERING_PREFIXES = ("CUDA_", "CUPY_", "NVIDIA_")
 _STEERING_NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 _NO_DRIVER_CODES = (35, 100)  # insufficient driver, no device: what the runtime says when libcuda is missing
+CAPABILITY_ATTRIBUTES = (75, 76)  # cudaDevAttrComputeCapabilityMajor and Minor, which CuPy has no names for
 ATTRIBUTES = (
     "CanMapHostMemory",
     "HostRegisterSupported",
@@ -152,7 +153,7 @@ def read_cuda(found: Collector, cupy: Any, gauge: NvmlGauge, driver_library: Any
         yield CudaFacts(**found.fields())  # a crash on the next device must not lose this one
         device, kernel_error = _device(cupy, ordinal, gauge, driver_library)
         found.values["devices"] += (device,)
-        found.values.setdefault("kernel_error", kernel_error)
+        found.values["kernel_error"] = found.values.get("kernel_error") or kernel_error
     if count:
         found.values["kernel_ok"] = found.values["kernel_error"] is None
     yield CudaFacts(**found.fields())
@@ -226,10 +227,7 @@ def device_uuid(library: Any, ordinal: int) -> str:
 
 
 def _capability(runtime: Any, ordinal: int) -> str:
-    major, minor = (
-        runtime.deviceGetAttribute(getattr(runtime, f"cudaDevAttrComputeCapability{part}"), ordinal)
-        for part in ("Major", "Minor")
-    )
+    major, minor = (runtime.deviceGetAttribute(number, ordinal) for number in CAPABILITY_ATTRIBUTES)
     return f"{major}.{minor}"
 
 

@@ -14,6 +14,10 @@ from strata.doctor.probes.collect import Collector, Unknown
 from strata.doctor.probes.file_speed import collect_speed
 from strata.doctor.probes.request import ProbeRequest, ProbeStopped
 
+# Disks that a hypervisor makes up, WSL2's among them, call themselves spinning whatever they lie on.
+VIRTUAL = re.compile(r"/virtio\d|/vbd-\d")
+VIRTUAL_VENDORS = ("Msft", "QEMU", "VMware", "VBOX")
+
 
 def probe(request: ProbeRequest) -> Iterator[DiskFacts]:
     """Yield where the file lies, then how fast it reads."""
@@ -70,7 +74,11 @@ def is_rotational(device: int, root: Path) -> bool:
     folder = root / f"sys/dev/block/{os.major(device)}:{os.minor(device)}"
     if not folder.exists():
         raise Unknown("the file system is not on a block device of its own (overlay, btrfs, network)")
-    for queue in (folder.resolve() / "queue", folder.resolve().parent / "queue"):  # a partition has its disk's
-        if queue.is_dir():
-            return (queue / "rotational").read_text().strip() == "1"
-    raise Unknown("the block device shows no queue")
+    place = folder.resolve()
+    disk = next((each for each in (place, place.parent) if (each / "queue").is_dir()), None)  # a partition's disk
+    if disk is None:
+        raise Unknown("the block device shows no queue")
+    vendor = disk / "device" / "vendor"
+    if VIRTUAL.search(str(place)) or (vendor.is_file() and vendor.read_text().strip() in VIRTUAL_VENDORS):
+        raise Unknown("a virtual disk does not know what it lies on")
+    return (disk / "queue" / "rotational").read_text().strip() == "1"

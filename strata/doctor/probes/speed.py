@@ -38,9 +38,11 @@ def probe(request: ProbeRequest) -> Iterator[SpeedFacts]:
         return
     yield SpeedFacts(**found.fields())
     runtime = import_cupy({}).cuda.runtime
+    copies = DeviceCopies(runtime, request.device, min(COPY_BYTES, request.ram_bytes))
+    # asked of the driver after the runtime has started it: before, the driver knows no device
     found.take("device_uuid", lambda: device_uuid(driver_library(), request.device))
     with NvmlGauge.open(request.nvml_missing) as gauge:
-        collect_device(found, DeviceCopies(runtime, request.device, min(COPY_BYTES, request.ram_bytes)), threads, gauge)
+        collect_device(found, copies, threads, gauge)
     yield SpeedFacts(**found.fields())
 
 

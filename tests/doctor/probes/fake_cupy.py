@@ -34,8 +34,8 @@ class FakeRuntime:
     """
 
     is_hip = False
+    devices = 1
     memcpyHostToDevice, memcpyDeviceToHost, memcpyDefault = 1, 2, 4
-    cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor = 75, 76
     cudaDevAttrCanMapHostMemory, cudaDevAttrIntegrated = 19, 18
 
     def __init__(
@@ -49,7 +49,6 @@ class FakeRuntime:
         corrupt: bool = False,
     ) -> None:
         self.refuse = refuse or {}
-        self.devices = 1
         self.calls: list[str] = []
         self.highest_pinned = 0
         self._vram, self._pinned, self._largest = vram_bytes, pinned_bytes, largest_pin_bytes

@@ -18,7 +18,7 @@ from strata.doctor.probes.cuda import (
 )
 from strata.doctor.probes.nvml_gauge import NvmlGauge
 from strata.doctor.probes.request import ProbeStopped
-from tests.doctor.probes.fake_cupy import MIB, FakeDriver, FakeRuntime, fake_cupy
+from tests.doctor.probes.fake_cupy import MIB, CUDARuntimeError, FakeDriver, FakeRuntime, fake_cupy
 from tests.doctor.probes.fake_nvml import GIB, FakeNvml, memory, rtx4090
 
 UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
@@ -146,11 +146,20 @@ def test_missing_nvrtc_is_not_the_devices_fault() -> None:
 
 
 def test_every_device_is_tried_and_the_first_kernel_error_is_kept() -> None:
-    runtime = FakeRuntime()
-    runtime.devices = 3
-    states = read(fake_cupy(runtime))
-    assert [device.ordinal for device in states[-1].devices] == [0, 1, 2]
+    class SecondIsBusy(FakeRuntime):
+        devices = 3
+
+        def setDevice(self, device: int) -> None:
+            if device == 1:
+                raise CUDARuntimeError(46)
+
+    states = read(fake_cupy(SecondIsBusy()))
     assert [len(state.devices) for state in states] == [0, 0, 1, 2, 3]
+    last = states[-1]
+    assert [device.error is None for device in last.devices] == [True, False, True]
+    assert last.kernel_ok is False
+    assert last.kernel_error is not None
+    assert last.kernel_error.code == 46
 
 
 def test_uuid_with_zero_bytes_is_whole() -> None:

@@ -48,6 +48,17 @@ def test_partition_is_as_its_disk(tmp_path: Path, text: str, spins: bool) -> Non
     assert is_rotational(os.makedev(8, 2), disk_tree(tmp_path, "8:2", text)) is spins
 
 
+def test_virtual_disk_does_not_know_what_it_lies_on(tmp_path: Path) -> None:
+    root = disk_tree(tmp_path, "8:2", "1\n")
+    lay(root, {"sys/devices/sda/device/vendor": "Msft    \n"})
+    with pytest.raises(Unknown, match="virtual disk"):
+        is_rotational(os.makedev(8, 2), root)
+    lay(root, {"sys/devices/pci0/virtio0/block/vda/queue/rotational": "1\n"})
+    (root / "sys/dev/block/254:0").symlink_to(root / "sys/devices/pci0/virtio0/block/vda")
+    with pytest.raises(Unknown, match="virtual disk"):
+        is_rotational(os.makedev(254, 0), root)
+
+
 def test_file_system_without_a_disk_of_its_own_is_unknown(tmp_path: Path) -> None:
     with pytest.raises(Unknown, match="overlay"):
         is_rotational(os.makedev(0, 55), tmp_path)

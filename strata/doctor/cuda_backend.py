@@ -1,0 +1,204 @@
+"""The CUDA backend as the planner sees it: weights and slots keep their stored form, and each memory is its own."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from strata.doctor.candidates import HostChoice
+from strata.doctor.cards import known_card
+from strata.doctor.cuda_budgets import cuda_limits
+from strata.doctor.experts import ExpertSizes
+from strata.doctor.facts import Facts
+from strata.doctor.gpus import Gpu, choose_gpu
+from strata.doctor.host_speeds import file_speed, host_threads, ram_speed
+from strata.doctor.lines import Lines, recurrent_state
+from strata.doctor.plan import DeviceRef, PlanOptions, Reservation, SlotClass, Tier
+from strata.doctor.request import Request, minimum_slots
+from strata.doctor.speed import PROMPT, Speeds, Traffic
+from strata.doctor.units import MIB, round_up, size
+from strata.gguf import cuda_footprint
+from strata.gguf.footprint import Size
+from strata.gguf.model_facts import ModelFacts
+
+DEVICE_STEP = 2 * MIB  # the driver maps device memory in pieces of 2 MiB
+
+# Where nothing was measured, in VRAM: reports put the context between 100 and 550 MiB.
+CONTEXT = 512 * MIB
+MODULES = 64 * MIB  # every kernel of this backend, loaded eagerly
+GRAPHS = 64 * MIB  # captured graphs and what libraries keep
+# In RAM: the interpreter, CuPy, the CUDA libraries' host side, and a tokenizer (see the numpy backend's figure).
+PROCESS = 768 * MIB
+PROCESS_PER_TOKEN = 1024
+
+_UNKNOWN_BANDWIDTH, _UNKNOWN_LINK, _UNKNOWN_TFLOPS = 400e9, 12e9, 40
+_LAYER_S = 26e-6  # a dozen kernels of a replayed graph, 2.2 us of gap and ramp each, as measured on a large card
+# Weights multiplied per second in grouped products of quantised experts, by the root of the tensor cores' TFLOP/s:
+# fitted to prompts read at 8,655 tokens/s by an H200 and 2,000 to 2,600 by an RTX 3090, each 3e9 weights a token.
+_WEIGHTS_PER_ROOT_TFLOPS = 1.25e12
+
+
+class CudaBackend:
+    """Implements `candidates.Backend`."""
+
+    kv_types: tuple[str, ...] = ("f16", "int8")
+    chunks: tuple[int, ...] = (4096, 2048, 1024, 512, 128, 32, 1)
+    host_choices: tuple[HostChoice, ...] = (
+        HostChoice(Tier.PINNED, Tier.PINNED),
+        HostChoice(Tier.PAGEABLE, Tier.PINNED),
+        HostChoice(Tier.FILE, Tier.PINNED),
+        HostChoice(Tier.PAGEABLE, Tier.PAGEABLE),
+        HostChoice(Tier.FILE, Tier.PAGEABLE),
+    )
+
+    def __init__(self, facts: Facts, model: ModelFacts, options: PlanOptions) -> None:
+        self._gpu = choose_gpu(facts, options.gpu)
+        self._model = model
+        self.device = DeviceRef(backend="cuda", id=self._gpu.uuid, name=self._gpu.name)
+        self.experts = ExpertSizes.of(model)
+        self.minimum_slots = minimum_slots(model, len(self.experts.classes))
+        self.limits = cuda_limits(facts, self._gpu, options)
+        self.threads, thread_notes = host_threads(facts)
+        self.speeds = _speeds(facts, self._gpu)
+        self._lines = Lines(device=self._gpu.uuid, step=DEVICE_STEP, alignment=cuda_footprint.ARRAY_ALIGNMENT)
+        self._slot_bytes = tuple(cuda_footprint.expert_slot_bytes(c.bytes) for c in self.experts.classes)
+        self._pool_bytes: dict[int, int] = {}
+        self._context, context_notes = _context(self._gpu)
+        self.notes = (*context_notes, *thread_notes, "This plan cannot be run yet: Strata's CUDA backend is not there.")
+
+    def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
+        """See `candidates.Backend`."""
+        m, line = self._model, self._lines.line
+        sampler = Size(8 * m.vocab, f"{m.vocab:,} tokens x 8")
+        tables = Size(16 * self.experts.total, f"{self.experts.total:,} experts x 16")
+        process = Size(PROCESS + PROCESS_PER_TOKEN * m.vocab, f"{size(PROCESS)} + {m.vocab:,} tokens x 1 KiB")
+        # Two layers' worth of misses: one on its way while the other is copied from.
+        ring = Size(
+            2 * m.top_k * self.experts.largest_stored_bytes,
+            f"2 x {m.top_k} experts x {self.experts.largest_stored_bytes:,} bytes",
+        )
+        lines = (
+            line("context", "CUDA context", Tier.VRAM, self._context),
+            line("modules", "kernels", Tier.VRAM, Size(MODULES, "assumed")),
+            line("dense", "dense weights, as stored", Tier.VRAM, cuda_footprint.dense_size(m)),
+            line("head", "output head, as stored", Tier.VRAM, Size(m.head.bytes, f"{m.head.elements:,} weights")),
+            line(
+                "kv_cache",
+                f"KV cache, {request.kv}",
+                Tier.VRAM,
+                cuda_footprint.kv_cache_size(m, request.context, request.kv),
+                2 * m.layers,
+            ),
+            line("recurrent_state", "recurrent state, float32", Tier.VRAM, recurrent_state(m)),
+            line("workspace", "a prompt chunk's activations", Tier.VRAM, cuda_footprint.workspace_size(m, chunk)),
+            line("logits", "logits of one token", Tier.VRAM, Size(4 * m.vocab, f"{m.vocab:,} tokens x 4")),
+            line("sampler", "sampling order", Tier.VRAM, sampler),
+            line("expert_tables", "which expert has which slot", Tier.VRAM, tables),
+            line("graphs", "captured graphs, libraries", Tier.VRAM, Size(GRAPHS, "assumed")),
+            line("process", "Python, libraries, tokenizer", Tier.PAGEABLE, process),
+            *self._lines.host_lines(m, host.embedding, host.staging, ring),
+        )
+        return tuple(line for line in lines if line.bytes)
+
+    def slot_bytes(self, slots: int) -> int:
+        """See `candidates.Backend`."""
+        if slots not in self._pool_bytes:  # asked for the same few numbers over and over
+            pools = zip(self._spread(slots), self._slot_bytes, strict=True)
+            self._pool_bytes[slots] = sum(round_up(count * nbytes, DEVICE_STEP) for count, nbytes in pools)
+        return self._pool_bytes[slots]
+
+    def expert_lines(self, slots: int, pinned: int, pageable: int) -> tuple[Reservation, ...]:
+        """See `candidates.Backend`."""
+        if not self.experts.total:
+            return ()
+        pools = [
+            self._lines.line(
+                pool.line,
+                f"expert slots, {'/'.join(dict.fromkeys(c.types))}",
+                Tier.VRAM,
+                Size(pool.slots * pool.slot_bytes, f"{pool.slots:,} slots x {pool.slot_bytes:,} bytes"),
+            )
+            for pool, c in zip(self.slot_classes(slots), self.experts.classes, strict=True)
+        ]
+        lines = (*pools, *self._lines.stored_experts(self.experts, pinned, pageable))
+        return tuple(line for line in lines if line.bytes)
+
+    def slot_classes(self, slots: int) -> tuple[SlotClass, ...]:
+        """See `candidates.Backend`."""
+        one = len(self.experts.classes) == 1
+        return tuple(
+            SlotClass(
+                line="expert_slots" if one else f"expert_slots.{i}", layers=c.layers, slots=count, slot_bytes=nbytes
+            )
+            for i, (c, count, nbytes) in enumerate(
+                zip(self.experts.classes, self._spread(slots), self._slot_bytes, strict=True)
+            )
+        )
+
+    def traffic(self, request: Request) -> Traffic:
+        """See `candidates.Backend`."""
+        m, e = self._model, self.experts
+        prompt = min(PROMPT, request.context)
+        stored = e.stored_bytes // max(e.total, 1)
+        expert_weights = max((c.elements for c in e.classes), default=0)
+        return Traffic(
+            dense_bytes=m.dense.bytes,
+            head_bytes=m.head.bytes,
+            kv_bytes=cuda_footprint.kv_cache_size(m, prompt, request.kv).bytes,
+            embedding_row_bytes=m.embedding_table.bytes // max(m.vocab, 1),
+            prompt=prompt,
+            layers=m.layers,
+            expert_layers=e.layers,
+            experts_per_layer=m.experts,
+            top_k=m.top_k,
+            ready_bytes=stored,
+            stored_bytes=stored,
+            weights_per_token=m.dense.elements + e.layers * m.top_k * expert_weights,
+        )
+
+    def _spread(self, slots: int) -> tuple[int, ...]:
+        least = self.minimum_slots // max(len(self.experts.classes), 1)
+        return self.experts.spread(slots, least)
+
+
+def _context(gpu: Gpu) -> tuple[Size, tuple[str, ...]]:
+    if gpu.cuda and gpu.cuda.context_bytes is not None:
+        return Size(gpu.cuda.context_bytes, "measured"), ()
+    note = f"The CUDA context was not measured; {size(CONTEXT)} are charged for it."
+    return Size(CONTEXT, "assumed"), (note,)
+
+
+def _speeds(facts: Facts, gpu: Gpu) -> Speeds:
+    """Take bandwidths as measured, else as published for the card, else assumed; and say which."""
+    card, measured = known_card(gpu.name), facts.speed.value
+    basis = []
+
+    def pick(what: str, found: float | None, tabled: float | None, assumed: float) -> float:
+        speed, how = (found, "measured") if found else (tabled, "published") if tabled else (assumed, "assumed")
+        basis.append(f"{what} {speed / 1e9:,.0f} GB/s, {how}.")
+        return speed
+
+    copied = measured.device_copy_bytes_per_s if measured else None
+    vram = pick("VRAM reads at", 2 * copied if copied else None, card.bandwidth if card else None, _UNKNOWN_BANDWIDTH)
+    link = pick(
+        "Page-locked memory is copied at",
+        measured.h2d_pinned_bytes_per_s if measured else None,
+        card.link if card else None,
+        _UNKNOWN_LINK,
+    )
+    ram, ram_basis = ram_speed(facts)
+    file, file_basis = file_speed(facts)
+    staged = max(measured.h2d_staged_bytes_per_s.values(), default=None) if measured else None
+    unstaged = max(measured.h2d_pageable_bytes_per_s.values(), default=None) if measured else None
+    pageable = staged or min(link, ram / 2)  # read and written once on the way to the ring
+    return Speeds(
+        vram=vram,
+        pinned=link,
+        pageable=pageable,
+        file=file,
+        unstaged=unstaged or min(link / 4, pageable / 2),
+        ready=float("inf"),
+        weights=_WEIGHTS_PER_ROOT_TFLOPS * sqrt(card.tensor_tflops if card else _UNKNOWN_TFLOPS),
+        layer_s=_LAYER_S,
+        efficiency=0.45,
+        basis=(*basis, ram_basis, file_basis),
+    )

@@ -1,0 +1,57 @@
+"""Plans of released models on common cards: as recorded, and checked by hand arithmetic."""
+
+import pytest
+
+from strata.doctor.cards import find_card
+from strata.doctor.plan import Tier
+from tests.doctor.golden_plans import CARDS, MODELS, TABLE, plan, table
+from tests.doctor.shapes import FLASH_NEXT, MIB, Q3_30B
+
+KIB = 1024
+
+
+def test_the_plans_are_those_recorded():
+    assert table() == TABLE.read_text()
+
+
+# From the architecture notes: KV in f16 a token, and recurrent state of a sequence.
+@pytest.mark.parametrize(
+    ("name", "kv_kib", "state_mib"),
+    [
+        ("Qwen3-30B-A3B", 96, 0),
+        ("Qwen3-235B-A22B", 188, 0),
+        ("Qwen3.6-35B-A3B", 20, 60 + 2.8),
+        ("Qwen3-Next-80B-A3B", 24, 72 + 3.4),
+        ("Qwen3.8-Flash-Next", 24 + 3, 108 + 4.2),
+        ("gpt-oss-20b", 48, 0),
+    ],
+)
+def test_caches_and_states_are_those_of_the_architecture(name, kv_kib, state_mib):
+    (model,) = (m for m in MODELS if m.name == name)
+    p = plan(model, "RTX 4090")
+    assert p.line("kv_cache").bytes == pytest.approx(16_384 * kv_kib * KIB, rel=0.01)
+    state = p.line("recurrent_state")
+    assert (state.bytes / MIB if state else 0) == pytest.approx(state_mib, abs=2)
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_slots_are_what_the_rest_of_the_card_holds(card):
+    """By hand: 30B has experts of 768 x 2048 x (2 x 4.5 + 6.5625) / 8 bytes."""
+    p = plan(Q3_30B, card)
+    fixed = sum(line.bytes for line in p.reservations if line.tier is Tier.VRAM and line.id != "expert_slots")
+    free = find_card(card).vram_bytes - 400 * MIB - 256 * MIB
+    expert = 768 * 2048 * (2 * 144 + 210) // 256
+    assert p.experts.slots == min(6144, (free - fixed) // (2 * MIB) * (2 * MIB) // expert)
+
+
+def test_flash_next_on_16_gb_by_hand():
+    p = plan(FLASH_NEXT, "RTX 5060 Ti")
+    by_hand = {
+        "context": 512 * MIB,
+        "dense": 3_113_125_000,
+        "head": 437_043_200,
+        "kv_cache": 16_384 * 27 * KIB,
+        "recurrent_state": 36 * (48 * 128 * 128 + 3 * 10_240) * 4,
+    }
+    for line, nbytes in by_hand.items():
+        assert nbytes <= p.line(line).bytes <= nbytes + 2 * MIB

@@ -1,0 +1,74 @@
+"""The expected speed: its range, its parts, and what makes it better."""
+
+from dataclasses import replace
+
+import pytest
+
+from strata.doctor.cards import find_card
+from strata.doctor.plan import PlanOptions, Tier
+from strata.doctor.planner import backend_for, make_plan, request_for
+from strata.doctor.speed import Placement, decode_seconds, expected_speed, hit_rate, prefill_seconds
+from strata.doctor.what_if import what_if_facts
+from tests.doctor.shapes import GIB, Q3_30B, Q36_35B, machine
+
+FACTS, _ = what_if_facts(find_card("H200"), 128 * GIB)
+OPTIONS = PlanOptions(device="cuda")
+BACKEND = backend_for(FACTS, Q3_30B, OPTIONS)
+TRAFFIC = BACKEND.traffic(request_for(BACKEND, Q3_30B, OPTIONS))
+HALF = Placement(512, Tier.PINNED, Tier.PINNED, slots=3072, pinned=2000, pageable=2000)
+
+
+def test_the_range_is_a_factor_of_two_and_says_what_it_rests_on():
+    for facts, device in ((FACTS, "cuda"), (machine(24 * GIB), "cpu")):
+        expected = make_plan(facts, Q3_30B, PlanOptions(device=device)).expected
+        for slow, fast in (expected.decode_tokens_per_s, expected.prefill_tokens_per_s):
+            assert 0 < slow < fast <= 2.000001 * slow
+        assert any("RAM reads at" in sentence for sentence in expected.basis)
+
+
+@pytest.mark.parametrize(
+    "better",
+    [
+        replace(HALF, slots=3073),
+        replace(HALF, pinned=2001),
+        replace(HALF, pageable=2001),
+        replace(HALF, pinned=2001, pageable=1999),
+    ],
+)
+def test_more_of_anything_is_quicker(better):
+    for seconds in (decode_seconds, prefill_seconds):
+        assert seconds(TRAFFIC, BACKEND.speeds, better) < seconds(TRAFFIC, BACKEND.speeds, HALF)
+
+
+def test_larger_chunks_read_prompts_quicker():
+    times = [prefill_seconds(TRAFFIC, BACKEND.speeds, replace(HALF, chunk=c)) for c in (1, 16, 512, 4096)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_ring_that_is_not_page_locked_is_slower():
+    slow = decode_seconds(TRAFFIC, BACKEND.speeds, replace(HALF, staging=Tier.PAGEABLE))
+    assert slow > decode_seconds(TRAFFIC, BACKEND.speeds, HALF)
+
+
+def test_the_hit_rate_is_near_the_published_ones_and_never_above_them():
+    assert hit_rate(0) == 0
+    assert hit_rate(1) == 1
+    for slots, misses in ((4008, 105), (10_200, 15)):
+        published = 1 - misses / 480
+        assert published - 0.15 < hit_rate(slots / 24_576) <= published
+
+
+def test_bytes_a_token_reads_add_up():
+    expected = expected_speed(TRAFFIC, BACKEND.speeds, HALF)
+    misses = 48 * 8 * (1 - hit_rate(0.5)) * TRAFFIC.stored_bytes
+    away = sum(nbytes for tier, nbytes in expected.bytes_per_token.items() if tier is not Tier.VRAM)
+    assert away == pytest.approx(misses, rel=0.001)
+    assert expected.bytes_per_token[Tier.PINNED] == pytest.approx(misses * 2000 / 6144, rel=0.001)
+
+
+# Measured or published elsewhere, all experts in VRAM: decode tokens/s.
+@pytest.mark.parametrize(("card", "model", "seen"), [("H200", Q3_30B, 293), ("RTX 5060 Ti", Q36_35B, 62)])
+def test_what_others_measured_lies_in_the_range(card, model, seen):
+    facts, _ = what_if_facts(find_card(card), 64 * GIB)
+    slow, fast = make_plan(facts, model, OPTIONS).expected.decode_tokens_per_s
+    assert 0.8 * slow <= seen <= fast
