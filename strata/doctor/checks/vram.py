@@ -9,6 +9,7 @@ from strata.doctor.plan import Tier
 from strata.doctor.units import MIB, size
 
 TAKEN = 512 * MIB  # more than the driver itself and an idle desktop's remains
+KEPT_SHARE = 32  # the driver keeps 0.4 to 2 % of a card for itself
 TRUTHS_APART = 256 * MIB
 LARGE_CONTEXT = 600 * MIB  # contexts with their modules have been 100 to 550 MiB
 SPILL_RESERVE = 256 * MIB  # below this Windows pages VRAM out when the desktop wants some
@@ -208,8 +209,14 @@ def page_file(m: Machine) -> Result | None:
 
 
 def _taken(gpu: NvmlGpu) -> int:
-    """Return what programs hold: NVML counts what the driver keeps for itself as used, 615 MiB of an idle H200."""
-    return (gpu.vram_used_bytes or 0) - (gpu.vram_reserved_bytes or 0)
+    """Return what programs hold: NVML counts what the driver keeps for itself as used, 615 MiB of an idle H200.
+
+    Where an old driver does not say how much that is, a share is taken off that no card exceeds.
+    """
+    if gpu.vram_used_bytes is None or (gpu.vram_reserved_bytes is None and gpu.vram_total_bytes is None):
+        return 0
+    kept = gpu.vram_reserved_bytes if gpu.vram_reserved_bytes is not None else (gpu.vram_total_bytes or 0) // KEPT_SHARE
+    return max(gpu.vram_used_bytes - kept, 0)
 
 
 def _use(gpu: NvmlGpu) -> str:
