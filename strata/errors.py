@@ -40,6 +40,9 @@ class StrataError(Exception):
         self.found = found
         self.remedy = remedy
 
+    def __reduce__(self) -> tuple[object, ...]:  # an error crosses from a worker process as it is
+        return type(self).__new__, (type(self), *self.args), self.__dict__
+
 
 class UsageError(StrataError):
     """The command was used wrongly: a bad option value, a path that does not exist."""
@@ -75,6 +78,10 @@ class Undetermined(StrataError):
     """A question (often a probe) could not be answered either way."""
 
     exit_code = ExitCode.UNDETERMINED
+
+
+class KernelError(StrataError):
+    """A kernel could not be compiled, loaded or launched."""
 
 
 class AllocationFailed(StrataError):

@@ -109,12 +109,20 @@ def boundary(command: Callable[P, R]) -> Callable[P, R]:
             # The reader (head, less) has left: point stdout elsewhere so that the interpreter's last flush is quiet.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             stop(ExitCode.OK)
+        except OSError as error:  # a full disk, a folder that cannot be written: the system's word, not our bug
+            fail(_refused(error), json=json)
         except Exception as bug:
             if type(bug).__module__.startswith(("typer", "click")):
                 raise  # typer's own exits and usage errors
             fail(_bug(bug), json=json)
 
     return run
+
+
+def _refused(error: OSError) -> StrataError:
+    """Say what the system refused."""
+    what = f"use {error.filename}" if error.filename else "read or write"
+    return StrataError(what, f"the system refuses: {error.strerror or error}", "Check free space and permissions")
 
 
 def _bug(bug: Exception) -> StrataError:

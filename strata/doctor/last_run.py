@@ -76,12 +76,14 @@ class _Log:
                     self.error = event.get("message") or event.get("type")
 
     def memory(self) -> dict[str, Any]:
-        """Return the planned and taken bytes of the device and of page-locked RAM; of a run on a GPU only."""
-        fields = {}
-        for tier in ("vram", "pinned") if self.on_gpu else ():
+        """Return the planned and taken bytes of the device and of page-locked RAM; a run on the CPU has neither."""
+        fields: dict[str, Any] = {}
+        for tier in ("vram", "pinned"):
             fields[f"planned_{tier}_bytes"] = self._tiers.get(tier, {}).get("planned_bytes")
             fields[f"actual_{tier}_bytes"] = self._tiers.get(tier, {}).get("allocated_bytes")
-        return fields
+        return (
+            fields if self.on_gpu else {"unknown": dict.fromkeys(fields, "not supported: the last run was on the CPU")}
+        )
 
     def _take_memory(self, event: dict[str, Any]) -> None:
         for tier in (event.get("memory") or {}).get("tiers", ()):

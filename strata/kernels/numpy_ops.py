@@ -63,6 +63,23 @@ class NumpyOps:
         rms_norm(x, norm, eps, normed)
         self._products(normed, weights, outs)
 
+    def attention(
+        self,
+        q: Floats,
+        k: Floats,
+        v: Floats,
+        norms: tuple[Floats, Floats] | None,
+        eps: float,
+        rope: Rope,
+        position: int,
+        kv: KvLayer,
+        scale: float,
+        out: Floats,
+    ) -> None:
+        """See `strata.kernels.ops.Ops.attention`."""
+        self.rope_append(q, k, v, norms, eps, rope, position, kv)
+        self.attend(q, kv, position, scale, out)
+
     def rope_append(
         self,
         q: Floats,
@@ -74,7 +91,7 @@ class NumpyOps:
         position: int,
         kv: KvLayer,
     ) -> None:
-        """See `strata.kernels.ops.Ops.rope_append`. The angles are float32 products of position and frequency."""
+        """Norm, rotate and append: attention's first half. Angles are float32 products of position and frequency."""
         if norms is not None:
             rms_norm(q, norms[0], eps, q)
             rms_norm(k, norms[1], eps, k)
@@ -85,7 +102,7 @@ class NumpyOps:
         kv.values[position : position + len(v)] = v
 
     def attend(self, q: Floats, kv: KvLayer, position: int, scale: float, out: Floats) -> None:
-        """See `strata.kernels.ops.Ops.attend`."""
+        """Attend over cells ``0 .. position + t``: attention's second half."""
         self._attention(q, kv, position, scale, out)
 
     def project_add(self, x: Floats, weight: Floats, residual: Floats) -> None:

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
 Array: TypeAlias = Any  # numpy.ndarray or the backend's own array
+Position: TypeAlias = Any  # of the first token; numpy: an int; a GPU: int32 [1] in its memory, for graphs
 Weight: TypeAlias = Any  # a backend's prepared weight; numpy: float32 [out, in], C-contiguous
 
 
@@ -77,7 +78,7 @@ class Ops(Protocol):
     ) -> None:
         """RMS-norm `x` [T, E] by `norm`, then ``outs[i] = normed @ weights[i].T`` for each weight."""
 
-    def rope_append(
+    def attention(
         self,
         q: Array,
         k: Array,
@@ -85,16 +86,16 @@ class Ops(Protocol):
         norms: tuple[Weight, Weight] | None,
         eps: float,
         rope: Rope,
-        position: int,
+        position: Position,
         kv: KvLayer,
+        scale: float,
+        out: Array,
     ) -> None:
-        """Prepare attention: per-head RMS-norm of q and k when `norms` is given, rotate both, store k and v.
+        """Append to the KV cache, then attend causally over all of it: token t over cells ``0 .. position + t``.
 
-        q [T, H, D] is changed in place; k [T, G, D] and v [T, G, Dv] go to cells `position` onwards of `kv`.
+        q [T, H, D], k [T, G, D] and v [T, G, Dv] are as projected, and may be changed: per-head RMS-norm of q and k
+        when `norms` is given, then both rotated; k and v go to cells `position` onwards of `kv`; out [T, H, Dv].
         """
-
-    def attend(self, q: Array, kv: KvLayer, position: int, scale: float, out: Array) -> None:
-        """Causal attention of q [T, H, D] over cells ``0 .. position + t``; out [T, H, Dv]."""
 
     def project_add(self, x: Array, weight: Weight, residual: Array) -> None:
         """``residual += x @ weight.T``."""

@@ -188,3 +188,19 @@ def test_plan_for_a_machine_that_one_does_not_have() -> None:
     assert_clear(strata("plan", MODEL, "--ram", "64GiB"), 2, "--gpu")
     assert_clear(strata("plan", MODEL, "--gpu", "RTX 9999", "--ram", "64GiB"), 2, "RTX 9999")
     assert_clear(strata("plan", MODEL, "--gpu", "RTX 4090", "--ram", "64GiB", "--wsl2", "--windows"), 2, "--windows")
+
+
+def test_what_stdout_cannot_show_or_take_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["run", MODEL, "-p", "Bären \N{BEAR FACE}", "--no-chat", "--max-tokens", "3", "--temp", "0"]
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    ascii_only = strata(*arguments)
+    assert ascii_only.returncode == 0, ascii_only.stderr
+    assert ascii_only.stdout.isascii()
+    if not Path("/dev/full").exists():
+        return
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        command = [sys.executable, "-m", "strata", *arguments]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert "No space left" in result.stderr
+    assert "bug" not in result.stderr

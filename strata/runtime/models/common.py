@@ -152,9 +152,9 @@ class Decoder(ABC):
         q = q.reshape(tokens, facts.heads, facts.key_length)
         k = k.reshape(tokens, groups, facts.key_length)
         v = v.reshape(tokens, groups, facts.value_length)
-        self.ops.rope_append(q, k, v, norms, self.config.eps, self._rope, position, kv)
         out = attended.reshape(tokens, facts.heads, facts.value_length)
-        self.ops.attend(q, kv, position, facts.key_length**-0.5, out)
+        scale = facts.key_length**-0.5
+        self.ops.attention(q, k, v, norms, self.config.eps, self._rope, position, kv, scale, out)
         self.ops.project_add(attended, weights["attn_output"], x)
 
     def _routed_ffn(self, index: int, x: Array) -> None:

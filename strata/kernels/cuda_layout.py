@@ -1,0 +1,87 @@
+"""How each block type lies on the device, and how a row of it is shared out among lanes.
+
+Blocks that are a multiple of 16 bytes lie as in the file. The others lie in planes, one field of all blocks of a
+matrix after the other, so that every load is aligned and 16 bytes wide: the same bytes in another order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """A block type on the device.
+
+    Attributes
+    ----------
+    columns, nbytes : int
+        Of one block.
+    unit : int
+        Columns that a lane takes at once (``kUnit`` in cuda/blocks.cuh).
+    depth : int
+        Units of a row that a lane has in flight at most.
+    planes : tuple of (offset, size)
+        Fields of a block in the order of their planes; empty where blocks lie as in the file.
+    """
+
+    columns: int
+    nbytes: int
+    unit: int
+    depth: int
+    planes: tuple[tuple[int, int], ...] = ()
+
+
+LAYOUTS = {
+    "F32": BlockLayout(1, 4, 4, 4),
+    "F16": BlockLayout(1, 2, 8, 4),
+    "BF16": BlockLayout(1, 2, 8, 4),
+    "Q8_0": BlockLayout(32, 34, 32, 2, ((2, 32), (0, 2))),
+    "Q4_0": BlockLayout(32, 18, 32, 4, ((2, 16), (0, 2))),
+    "Q4_1": BlockLayout(32, 20, 32, 4, ((4, 16), (0, 4))),
+    "Q4_K": BlockLayout(256, 144, 64, 2),
+    "Q5_K": BlockLayout(256, 176, 64, 1),
+    "Q6_K": BlockLayout(256, 210, 64, 2, ((0, 128), (128, 64), (192, 16), (208, 2))),
+    "IQ3_S": BlockLayout(256, 110, 32, 4, ((2, 64), (74, 32), (66, 8), (106, 4), (0, 2))),
+    "IQ4_XS": BlockLayout(256, 136, 32, 4, ((8, 128), (0, 8))),
+    "MXFP4": BlockLayout(32, 17, 32, 4, ((1, 16), (0, 1))),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a team of warps reads rows: a function of their type and length alone, as a row's sum depends on it.
+
+    Attributes
+    ----------
+    type : str
+    warps : int
+        Warps of a team, which share the units of its rows.
+    depth : int
+        Units of a row that a lane has in flight.
+    whole : bool
+        Whether these are all of the row's.
+    """
+
+    type: str
+    warps: int
+    depth: int
+    whole: bool
+
+    @classmethod
+    def of(cls, type_: str, columns: int, most_warps: int = 16) -> Tile:
+        """Return the tile for rows of `columns`: enough warps that each has few of the steps of four units."""
+        layout = LAYOUTS[type_]
+        steps = -(-columns // layout.unit // 4)
+        depth = min(layout.depth, -(-steps // most_warps))
+        warps = min(most_warps, -(-steps // depth))
+        return cls(type_, warps, depth, steps <= warps * depth)
+
+    def __str__(self) -> str:
+        return f"Tile<{self.type},{self.warps},{self.depth},{str(self.whole).lower()}>"
+
+
+def row_bytes(type_: str, columns: int) -> int:
+    """Return the bytes of a row of `columns`."""
+    layout = LAYOUTS[type_]
+    return columns // layout.columns * layout.nbytes

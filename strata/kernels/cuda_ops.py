@@ -1,0 +1,379 @@
+"""The ops on a CUDA device: which kernel each one is, with which tiles, grid and scratch.
+
+What changes from token to token (tokens, position, slots) lies in device memory, so a captured step can be replayed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cupy
+
+from strata.kernels.compile import Kernel, compile_kernels
+from strata.kernels.cuda_layout import LAYOUTS, Tile
+from strata.kernels.launch import Argument, LoadedKernel
+from strata.kernels.ops import Array, KvLayer, Rope, RopeStyle
+
+_SPLITS = 32  # of the KV cache in attention (kSplits in cuda/attention.cu)
+_FRESH = 8  # most tokens that attention appends by itself (kFresh there)
+_WARP = 32
+_TILE_ROWS = 16  # of a team of warps (kTileRows in cuda/gemv.cuh)
+_ROUTE_THREADS = 128
+_GATE_UP_WARPS = 8  # of a block
+_DOWN_WARPS = 24  # most of a block that is to keep 80 registers a thread
+_STATIC_SHARED = 16 << 10  # most that a kernel has besides the staged activations
+_TOKENS = 4  # tokens that one pass over a weight serves
+_THREADS = 768  # of a processor, which projections keep busy
+
+
+@dataclass(frozen=True, slots=True)
+class CudaWeight:
+    """A matrix [rows, columns] in device memory, quantised as `type`, in the layout of `cuda_layout`."""
+
+    data: Array
+    type: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSlots:
+    """A layer's pool of experts: gate, up and down of slot s start at ``s * stride`` plus these offsets."""
+
+    data: Array
+    stride: int
+    gate: int
+    up: int
+    down: int
+    gate_type: str
+    up_type: str
+    down_type: str
+
+
+class _Segment(ctypes.Structure):
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("rows", ctypes.c_int),
+        ("tile", ctypes.c_int),
+        ("first_block", ctypes.c_int),
+        ("unused", ctypes.c_int),
+    )
+
+
+class _Segments(ctypes.Structure):
+    _fields_ = (("at", _Segment * 4), ("count", ctypes.c_int), ("blocks", ctypes.c_int))
+
+
+class _Heads(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "q_norm", "k_norm", "frequencies")),
+        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("dims", "heads", "kv_heads")),
+    )
+
+
+class _Pool(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64 if name != "base" else ctypes.c_void_p)
+        for name in ("base", "stride", "gate", "up", "down")
+    )
+
+
+class _Choice(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "slot_of", "ids", "slots", "weights")),
+        *((name, ctypes.c_int) for name in ("n", "top_k", "normalise")),
+    )
+
+
+class _Planes(ctypes.Structure):
+    _fields_ = (
+        ("offset", ctypes.c_int * 5),
+        ("size", ctypes.c_int * 5),
+        ("start", ctypes.c_int * 5),
+        ("count", ctypes.c_int),
+        ("block", ctypes.c_int),
+    )
+
+
+class CudaOps:
+    """`strata.kernels.ops.Ops` on the current CUDA device and CuPy's current stream.
+
+    `position` is an int32 [1] on the device, `slots` an int32 [T, K] that `route` writes.
+
+    Parameters
+    ----------
+    scratch : mapping of str to Array
+        ``partial`` float32 (see `partial_size`), ``counters`` uint32 zeros, ``logits`` float32 [T, N],
+        ``activation`` float32 [T * K, F]; for a dense model ``gate`` and ``up``, float32 [T, its width].
+    cache : Path, optional
+        Where compiled kernels are kept.
+    """
+
+    def __init__(self, scratch: Mapping[str, Array], cache: Path | None = None) -> None:
+        device = cupy.cuda.Device()
+        self._arch = int(device.compute_capability)
+        self._processors = int(device.attributes["MultiProcessorCount"])
+        self._shared_limit = int(device.attributes["MaxSharedMemoryPerBlockOptin"]) - _STATIC_SHARED
+        self._scratch = scratch
+        self._cache = cache
+        self._kernels: dict[Kernel, LoadedKernel] = {}
+        self._wanted: set[Kernel] | None = None
+
+    def prepare(self, step: Callable[[], None], progress: Callable[[int, int], None] = lambda done, of: None) -> None:
+        """Compile and load, in parallel, all kernels that `step` launches; nothing is launched."""
+        self._wanted = set()
+        try:
+            step()
+            wanted = self._wanted
+        finally:
+            self._wanted = None
+        compiled = compile_kernels(sorted(wanted - self._kernels.keys()), self._arch, self._cache, progress)
+        self._kernels |= {kernel: LoadedKernel(found, self._arch >= 90) for kernel, found in compiled.items()}
+
+    def embed(self, table: CudaWeight, tokens: Array, out: Array) -> None:
+        """See `strata.kernels.ops.Ops.embed`."""
+        self._gather(table, tokens, len(tokens), out)
+
+    def dequantise(self, weight: CudaWeight, out: Array) -> None:
+        """Write all of `weight` as float32 [rows, columns]."""
+        self._gather(weight, None, weight.rows, out)
+
+    def to_planes(self, source: int, out: Array, type_: str) -> None:
+        """Bring one matrix from the file's order, at address `source`, into the device's; both uint8.
+
+        `source` may be device memory or page-locked host memory that the device can read.
+        """
+        layout = LAYOUTS[type_]
+        if not layout.planes:
+            cupy.cuda.runtime.memcpyAsync(out.data.ptr, source, out.nbytes, 4, cupy.cuda.get_current_stream().ptr)
+            return
+        planes = _Planes(count=len(layout.planes), block=layout.nbytes)
+        start = 0
+        for i, (offset, size) in enumerate(layout.planes):
+            planes.offset[i], planes.size[i], planes.start[i] = offset, size, start
+            start += size
+        blocks = out.nbytes // layout.nbytes
+        grid = (-(-out.nbytes // (4 * 256)),)
+        self._launch("layout", "to_planes", grid, 256, ctypes.c_void_p(source), out, ctypes.c_uint64(blocks), planes)
+
+    def norm_project(
+        self, x: Array, norm: Array, eps: float, weights: Sequence[CudaWeight], outs: Sequence[Array]
+    ) -> None:
+        """See `strata.kernels.ops.Ops.norm_project`."""
+        self._project(x, norm, eps, weights, outs, add=False)
+
+    def project_add(self, x: Array, weight: CudaWeight, residual: Array) -> None:
+        """See `strata.kernels.ops.Ops.project_add`."""
+        self._project(x, None, 0.0, [weight], [residual], add=True)
+
+    def dense_ffn(self, x: Array, norm: Array, eps: float, gate: CudaWeight, up: CudaWeight, down: CudaWeight) -> None:
+        """See `strata.kernels.ops.Ops.dense_ffn`."""
+        gates, ups = (self._scratch[name][: len(x)] for name in ("gate", "up"))
+        self._project(x, norm, eps, [gate, up], [gates, ups], add=False)
+        self._launch("project", "gated", (-(-gates.size // 256),), 256, gates, ups, int(gates.size))
+        self._project(gates, None, 0.0, [down], [x], add=True)
+
+    def head(self, x: Array, norm: Array, eps: float, weight: CudaWeight, logits: Array) -> None:
+        """See `strata.kernels.ops.Ops.head`."""
+        self._project(x, norm, eps, [weight], [logits], add=False)
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        norms: tuple[Array, Array] | None,
+        eps: float,
+        rope: Rope,
+        position: Array,
+        kv: KvLayer,
+        scale: float,
+        out: Array,
+    ) -> None:
+        """See `strata.kernels.ops.Ops.attention`; `q` is left as it is."""
+        tokens, heads, size = q.shape
+        groups = k.shape[1]
+        q_norm, k_norm = (_pointer(norm) for norm in norms or (None, None))
+        prepared = _Heads(
+            *(_pointer(each) for each in (q, k, v)),
+            *(q_norm, k_norm, _pointer(rope.inverse_frequencies), eps, rope.dims, heads, groups),
+        )
+        together = heads_together(heads, groups, size)
+        neox = str(rope.style is RopeStyle.NEOX).lower()
+        cell = "KvF16" if kv.keys.dtype == cupy.float16 else "KvF32"
+        if tokens > _FRESH:
+            grid = (-(-2 * groups // 4), tokens)
+            arguments = (prepared, position, kv.keys, kv.values)
+            self._launch("attention", f"append<{size},{neox},{cell}>", grid, 128, *arguments)
+        self._launch(
+            "attention",
+            f"attend<{size},{together},{neox},{str(tokens <= _FRESH).lower()},{cell}>",
+            (_SPLITS, heads // together, tokens),
+            256,
+            *(prepared, position, kv.keys, kv.values, scale, out, self._scratch["partial"], self._scratch["counters"]),
+        )
+
+    def route(
+        self,
+        x: Array,
+        norm: Array,
+        eps: float,
+        router: CudaWeight,
+        normalise: bool,
+        hidden: Array,
+        ids: Array,
+        weights: Array,
+        slots: Array,
+        slot_of: Array | None = None,
+    ) -> None:
+        """See `strata.kernels.ops.Ops.route`; `slots` [T, K] becomes `slot_of` of `ids`, or `ids` itself."""
+        tokens, embedding = x.shape
+        pointers = (_pointer(each) for each in (self._scratch["logits"], slot_of, ids, slots, weights))
+        choice = _Choice(*pointers, router.rows, ids.shape[1], int(normalise))
+        together = self._together(tokens, embedding)
+        self._launch(
+            "route",
+            f"route<{together},{router.type},{-(-router.rows // _WARP)}>",
+            (-(-router.rows * _WARP // _ROUTE_THREADS),),
+            _ROUTE_THREADS,
+            *(router.data, x, norm, eps, embedding, tokens, hidden, self._scratch["logits"], self._scratch["counters"]),
+            choice,
+            shared=_staged(embedding, together),
+        )
+
+    def experts_add(self, hidden: Array, pool: CudaSlots, slots: Array, weights: Array, residual: Array) -> None:
+        """Add the weighted experts: ``residual[t] += sum over ranks of weights[t, r] * down(silu(gate) * up)``.
+
+        hidden and residual [T, E], slots int32 and weights float32 [T, K]; the sum is in rank order.
+        """
+        tokens, embedding = hidden.shape
+        top_k = slots.shape[1]
+        activation = self._scratch["activation"]
+        width = activation.shape[-1]
+        structure = _Pool(pool.data.data.ptr, pool.stride, pool.gate, pool.up, pool.down)
+        if pool.gate_type != pool.up_type:
+            raise ValueError(f"gate is {pool.gate_type} and up {pool.up_type}")
+        tile = Tile.of(pool.gate_type, embedding)
+        teams = max(1, _GATE_UP_WARPS // tile.warps)
+        self._launch(
+            "experts",
+            f"expert_gate_up<{tile},{teams}>",
+            (-(-width // (8 * teams)), tokens * top_k),
+            teams * tile.warps * _WARP,
+            *(structure, slots, hidden, activation, embedding, width, top_k),
+            shared=_staged(embedding, 1),
+        )
+        tile = Tile.of(pool.down_type, width, most_warps=max(1, min(16, _DOWN_WARPS // top_k)))
+        threads = top_k * tile.warps * _WARP
+        self._launch(
+            "experts",
+            f"expert_down<{tile},{threads}>",
+            (-(-embedding // _TILE_ROWS), tokens),
+            threads,
+            *(structure, slots, weights, activation, residual, embedding, width, top_k),
+            shared=_staged(top_k * width, 1) + 4 * top_k * tile.warps * _TILE_ROWS,
+        )
+
+    def _project(
+        self,
+        x: Array,
+        norm: Array | None,
+        eps: float,
+        weights: Sequence[CudaWeight],
+        outs: Sequence[Array],
+        add: bool,
+    ) -> None:
+        tokens, columns = x.shape
+        tiles = [Tile.of(weight.type, columns) for weight in weights]
+        kinds = list(dict.fromkeys(tiles))
+        threads = max(tile.warps for tile in kinds) * _WARP
+        blocks = [-(-weight.rows // _TILE_ROWS) for weight in weights]
+        # A large matrix is walked by the blocks that fit at once, which then read the activations once.
+        fit = self._processors * max(1, _THREADS // threads)
+        walks = len(weights) == 1 and blocks[0] > 4 * fit
+        segments = _Segments(count=len(weights), blocks=fit if walks else sum(blocks))
+        first = 0
+        for i, (weight, tile, out) in enumerate(zip(weights, tiles, outs, strict=True)):
+            segments.at[i] = _Segment(weight.data.data.ptr, out.data.ptr, weight.rows, kinds.index(tile), first)
+            first += blocks[i]
+        together = self._together(tokens, columns)
+        flags = f"{str(add).lower()},{str(walks).lower()}"
+        self._launch(
+            "project",
+            f"project<{flags},{together},{threads},{','.join(map(str, kinds))}>",
+            (segments.blocks, -(-tokens // together)),
+            threads,
+            *(segments, x, norm, eps, columns, tokens),
+            shared=_staged(columns, together),
+        )
+
+    def _together(self, tokens: int, columns: int) -> int:
+        """Return how many tokens' activations one block stages."""
+        together = min(tokens, _TOKENS)
+        while together > 1 and _staged(columns, together) > self._shared_limit:
+            together -= 1
+        return together
+
+    def _gather(self, table: CudaWeight, rows: Array | None, count: int, out: Array) -> None:
+        units = table.columns // LAYOUTS[table.type].unit
+        self._launch(
+            "embed",
+            f"gather_rows<{table.type}>",
+            (-(-units // 128), count),
+            128,
+            *(table.data, rows, out, table.rows, table.columns),
+        )
+
+    def _launch(
+        self, family: str, expression: str, grid: tuple[int, ...], threads: int, *values: Any, shared: int = 0
+    ) -> None:
+        kernel = Kernel(family, expression)
+        if self._wanted is not None:
+            self._wanted.add(kernel)
+            return
+        if kernel not in self._kernels:
+            compiled = compile_kernels([kernel], self._arch, self._cache)[kernel]
+            self._kernels[kernel] = LoadedKernel(compiled, self._arch >= 90)
+        arguments = [_argument(value) for value in values]
+        self._kernels[kernel](grid, threads, arguments, cupy.cuda.get_current_stream().ptr, shared)
+
+
+def heads_together(heads: int, groups: int, size: int) -> int:
+    """Return how many query heads of a KV head one block of attention takes: a divisor, 1024 floats at most."""
+    each = heads // groups
+    return next(r for r in range(min(8, each, 1024 // size), 0, -1) if each % r == 0)
+
+
+def partial_size(tokens: int, heads: int, value_length: int) -> int:
+    """Return the floats of the scratch ``partial`` for calls of up to `tokens`."""
+    return tokens * heads * _SPLITS * (value_length + 2)
+
+
+def _staged(columns: int, tokens: int) -> int:
+    """Bytes of shared memory that `tokens` staged rows take (``staged`` in cuda/gemv.cuh)."""
+    padded = columns + columns // 128 * 36 + (columns & 64) // 4
+    return 4 * tokens * (padded + 2 * -(-columns // 16))
+
+
+def _pointer(array: Array | None) -> int:
+    return 0 if array is None else int(array.data.ptr)
+
+
+def _argument(value: Any) -> Argument:
+    """Turn a value into what a kernel takes: an array into its address, None into null."""
+    if value is None:
+        return ctypes.c_void_p(0)
+    if isinstance(value, cupy.ndarray):
+        return ctypes.c_void_p(value.data.ptr)
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    if isinstance(value, int):
+        return ctypes.c_int(value)
+    assert isinstance(value, ctypes.Structure | ctypes._SimpleCData)
+    return value

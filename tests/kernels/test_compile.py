@@ -1,0 +1,66 @@
+"""Every kernel compiles for every architecture from Turing to Blackwell, and none spills registers. Needs no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from strata.errors import KernelError
+from strata.kernels.compile import Kernel, compile_kernels
+from strata.kernels.cuda_layout import LAYOUTS, Tile
+
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+
+
+def kernels() -> list[Kernel]:
+    """Return each kernel with each block type, in the shape of Qwen3-30B-A3B (rows of 2048 and 768)."""
+    found = [
+        Kernel("layout", "to_planes"),
+        Kernel("project", "gated"),
+        Kernel("attention", "append<128,true,KvF16>"),
+        Kernel("attention", "attend<128,8,true,true,KvF16>"),
+        Kernel("attention", "attend<64,8,false,false,KvF32>"),
+        Kernel("attention", "attend<256,4,true,true,KvF16>"),
+        Kernel("route", "route<1,F32,4>"),
+        Kernel("route", "route<4,F32,16>"),
+    ]
+    mixed = f"{Tile.of('Q4_K', 2048)},{Tile.of('Q6_K', 2048)}"
+    found += [Kernel("project", f"project<false,false,{tokens},256,{mixed}>") for tokens in (1, 4)]
+    found.append(Kernel("project", f"project<false,true,1,256,{Tile.of('Q6_K', 2048)}>"))
+    found += [Kernel("project", f"project<true,false,4,512,{Tile.of(type_, 2048)}>") for type_ in ("F32", "IQ3_S")]
+    for type_ in LAYOUTS:
+        row, short = Tile.of(type_, 2048), Tile.of(type_, 768, 3)
+        found += [
+            Kernel("embed", f"gather_rows<{type_}>"),
+            Kernel("project", f"project<true,false,1,{row.warps * 32},{row}>"),
+            Kernel("experts", f"expert_gate_up<{row},{max(1, 8 // row.warps)}>"),
+            Kernel("experts", f"expert_down<{short},{8 * short.warps * 32}>"),
+        ]
+    return found
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_compiles_without_spills(arch: int, tmp_path: Path) -> None:
+    wanted = kernels()
+    compiled = compile_kernels(wanted, arch, tmp_path)
+    assert set(compiled) == set(wanted)
+    assert not {kernel.expression: found.spilled for kernel, found in compiled.items() if found.spilled}
+    assert all(found.cubin.startswith(b"\x7fELF") and found.registers for found in compiled.values())
+
+
+def test_compiled_kernels_come_from_the_cache(tmp_path: Path) -> None:
+    kernel = Kernel("layout", "to_planes")
+    first = compile_kernels([kernel], 90, tmp_path)
+    (path,) = tmp_path.iterdir()
+    told: list[tuple[int, int]] = []
+    assert compile_kernels([kernel], 90, tmp_path, lambda done, of: told.append((done, of))) == first
+    assert told == [(1, 1)]
+    path.write_bytes(path.read_bytes()[:-1])  # cut short: compiled again
+    assert compile_kernels([kernel], 90, tmp_path)[kernel].symbol == first[kernel].symbol
+
+
+def test_a_mistake_names_the_kernel_and_the_compilers_words(tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match=r"compile no_such_kernel for sm_90: .*no_such_kernel"):
+        compile_kernels([Kernel("layout", "no_such_kernel"), Kernel("layout", "to_planes")], 90, tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".kernel"]

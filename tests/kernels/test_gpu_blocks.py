@@ -1,0 +1,36 @@
+"""Every block type as the device reads it, against the golden blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.gpu
+cupy = pytest.importorskip("cupy")
+
+from strata.kernels.cuda_layout import LAYOUTS  # noqa: E402
+from strata.kernels.cuda_ops import CudaOps, CudaWeight  # noqa: E402
+
+GOLDEN = Path(__file__).parents[2] / "fixtures" / "golden"
+
+
+@pytest.mark.parametrize("type_", LAYOUTS)
+@pytest.mark.parametrize("file", ["quants.npz", "quants_bits.npz"])
+def test_dequantises_golden_blocks(type_: str, file: str) -> None:
+    with np.load(GOLDEN / file) as golden:
+        if type_ == "F32":
+            raw = golden["source"].view(np.uint8) if "source" in golden else pytest.skip("no F32 here")
+            expected = golden["source"]
+        elif f"{type_}_raw" not in golden:
+            pytest.skip("no such blocks here")
+        else:
+            raw, expected = golden[f"{type_}_raw"], golden[f"{type_}_f32"]
+    ops = CudaOps({})
+    data = cupy.full(raw.size, 0xAA, cupy.uint8)
+    source = cupy.asarray(np.ascontiguousarray(raw).ravel())
+    ops.to_planes(source.data.ptr, data, type_)
+    out = cupy.full(expected.shape, cupy.nan, cupy.float32)
+    ops.dequantise(CudaWeight(data, type_, *expected.shape), out)
+    np.testing.assert_array_max_ulp(cupy.asnumpy(out), expected, maxulp=1)
