@@ -12,7 +12,7 @@ from strata.doctor.report import rows
 
 def check_list() -> RenderableType:
     """Return every check's id and title, in the order of a report."""
-    return rows([(check.id, Text(check.title)) for check in CATALOGUE.values()])
+    return rows([(Text(check.id), Text(check.title)) for check in CATALOGUE.values()])
 
 
 def check_page(id: str) -> RenderableType:
@@ -30,7 +30,7 @@ def check_page(id: str) -> RenderableType:
         Text(),
         Text(" ".join(check.explanation.split())),
         Text(),
-        rows([("looks at", Text(facts))]),
+        rows([(Text("looks at"), Text(facts))]),
     )
 
 

@@ -24,11 +24,11 @@ def explanations_view(explanations: Sequence[Explanation]) -> RenderableType:
         times = f", {counted(found.times, 'time')}" if found.times > 1 else ""
         line = found.line if len(found.line) <= LONGEST else found.line[: LONGEST - 3] + "..."
         lines = [
-            (f"line {found.line_number}", Text(line + times)),
-            ("cause", Text(found.cause[0].upper() + found.cause[1:] + ".")),
-            ("fix", Text(found.remedy, style="bold")),
+            (Text(f"line {found.line_number}"), Text(line + times)),
+            (Text("cause"), Text(found.cause[0].upper() + found.cause[1:] + ".")),
+            (Text("fix"), Text(found.remedy, style="bold")),
         ]
         if found.check:
-            lines.append(("more", Text(f"strata doctor --explain {found.check}")))
+            lines.append((Text("more"), Text(f"strata doctor --explain {found.check}")))
         parts += [Text(found.title, style="bold"), Padding(rows(lines), (0, 0, 1, 2))]
     return Group(*parts)

@@ -40,7 +40,7 @@ def read_last_run(logs: Sequence[Path]) -> Probe[RunFacts]:
         log=str(logs[0]),
         error=last.error,
         refusal=_refusal(last.refused) if last.refused else None,
-        refused_line=str(last.refused.get("line")) if last.refused else None,
+        refused_line=last.refused.get("line") if last.refused else None,
         decode_tokens_per_s=last.decode_tokens_per_s,
         usual_decode_tokens_per_s=max(speeds, default=None),
         sources=dict.fromkeys(("refusal", "decode_tokens_per_s"), logs[0].name),
@@ -74,6 +74,8 @@ class _Log:
                     self._take_speed(event.get("stats") or {})
                 case "error":
                     self.error = event.get("message") or event.get("type")
+                    if self.refused is None and "cudaError" in str(self.error):
+                        self.refused = {"code": self.error, "call": event.get("call")}
 
     def memory(self) -> dict[str, Any]:
         """Return the planned and taken bytes of the device and of page-locked RAM; a run on the CPU has neither."""
@@ -118,10 +120,11 @@ def _refusal(event: dict[str, Any]) -> ProbeError:
     message = str(event.get("code"))
     named = re.search(r"cudaError\w+", message)
     name = named[0] if named and named[0] in CODES else None
-    nbytes = event.get("bytes")
+    nbytes, line = event.get("bytes"), event.get("line")
+    asked = f"allocating {line}" + (f" ({size(nbytes)})" if isinstance(nbytes, int) else "") if line else None
     return ProbeError(
         message=message,
         code=CODES.get(name) if name else None,
         name=name,
-        call=f"allocating {event.get('line')}" + (f" ({size(nbytes)})" if isinstance(nbytes, int) else ""),
+        call=event.get("call") or asked,
     )

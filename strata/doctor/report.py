@@ -5,7 +5,7 @@ A status is a word and a symbol, never a colour alone. Colours are mid-tones tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
@@ -25,10 +25,10 @@ ASCII = str.maketrans({"✓": "+", "✗": "x", "–": "-"})  # one for one, so t
 STYLES = {
     "pass": "bold color(28)",
     "warn": "bold color(166)",
-    "fail": "bold color(160)",
+    "fail": "bold color(196)",
     "unknown": "bold color(62)",
     "skipped": "bold",
-    "crashed": "bold color(160)",
+    "crashed": "bold color(196)",
 }
 HEADS = {
     Outcome.READY: Status.PASS,
@@ -74,15 +74,16 @@ class TerminalReport:
         yield Text()
         if self.brief:
             return
+        folded = []
         for status in (Status.UNKNOWN, Status.PASS, Status.SKIPPED):
             chosen = [f for f in findings if f.status is status]
             if chosen and self.verbose:
-                yield from (_finding(finding) for finding in chosen)
-                yield Text()
+                yield from map(_finding, chosen)
             elif chosen:
-                yield _folded(status, chosen)
+                folded.append((Text(f"{SYMBOLS[status]} {status.upper()}", STYLES[status]), _folded(status, chosen)))
+        yield rows(folded)
         yield Text()
-        yield rows([(label, Text(text)) for label, text in summary(self.report.facts)])
+        yield rows([(Text(label), Text(text)) for label, text in summary(self.report.facts)])
 
 
 def _ascii(segment: Segment) -> Segment:
@@ -101,29 +102,27 @@ def _plain_end(line: list[Segment]) -> list[Segment]:
 def _finding(finding: Finding) -> RenderableType:
     head = Text.assemble(
         (f"{SYMBOLS[finding.status]} {finding.status.upper()}", STYLES[finding.status]),
-        f"  {finding.title}  ",
-        f"[{finding.id}]",
+        f"  {finding.title}  [{finding.id}]",
     )
-    lines = [("", Text(finding.what))]
+    lines = [(Text(), Text(finding.what))]
     seen = [Text(f"{e.text}  ({e.source})") for e in finding.evidence]
-    lines += [("seen" if n == 0 else "", text) for n, text in enumerate(seen)]
+    lines += [(Text("seen" if n == 0 else ""), text) for n, text in enumerate(seen)]
     if finding.remedy:
-        lines.append(("fix", Text(finding.remedy, style="bold")))
+        lines.append((Text("fix"), Text(finding.remedy, style="bold")))
     return Group(head, Padding(rows(lines), (0, 0, 0, 2)))
 
 
 def _folded(status: Status, findings: list[Finding]) -> Text:
     count = counted(len(findings), "check")
-    titles = [f.title for f in findings[:NAMED]] + ([f"{len(findings) - NAMED} more"] if len(findings) > NAMED else [])
-    words = {
-        Status.PASS: f"{count} passed (-v lists them)",
-        Status.UNKNOWN: f"{count} could not tell (-v says why): {', '.join(titles)}",
-        Status.SKIPPED: f"{count} not run: {', '.join(dict.fromkeys(f.what.rstrip('.') for f in findings))}",
-    }
-    return Text.assemble((f"{SYMBOLS[status]} {status.upper()}", STYLES[status]), f"  {words[status]}")
+    if status is Status.PASS:
+        return Text(f"{count} passed (-v lists them)")
+    if status is Status.SKIPPED:
+        return Text(f"{count} not run: {', '.join(dict.fromkeys(f.what.rstrip('.') for f in findings))}")
+    more = [f"{len(findings) - NAMED} more"] if len(findings) > NAMED else []
+    return Text(f"{count} could not tell (-v says why): {', '.join([f.title for f in findings[:NAMED]] + more)}")
 
 
-def rows(lines: list[tuple[str, Text]]) -> Table:
+def rows(lines: Sequence[tuple[Text, Text]]) -> Table:
     """Return `lines` of (label, text) in two columns, long texts wrapped in theirs."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, min_width=4)

@@ -43,6 +43,14 @@ def test_a_refused_allocation(tmp_path: Path) -> None:
     assert run.error == "load: the memory was refused."
 
 
+def test_a_call_outside_any_allocation(tmp_path: Path) -> None:
+    error = {"event": "error", "message": "cudaErrorIllegalAddress: an illegal memory access", "call": "cuLaunchKernel"}
+    run = read_last_run([log(tmp_path, 1, PLAN, error)]).value
+    assert run
+    assert run.refusal
+    assert (run.refusal.code, run.refusal.call, run.refused_line) == (700, "cuLaunchKernel", None)
+
+
 def test_a_second_plan_that_held_is_no_refusal(tmp_path: Path) -> None:
     tiers = [{"tier": "pinned", "planned_bytes": 11, "allocated_bytes": 16}]
     loaded = {"event": "loaded", "memory": {"tiers": tiers}}

@@ -13,6 +13,9 @@ from strata.doctor.units import counted, version
 
 CUPY = "cupy"
 STICKY = (214, 700, 702, 719)
+CODES_WITH_A_CHECK = [
+    code for code, known in CUDA_CODES.items() if (known.check or "").startswith(("STR-CUDA-", "STR-DRV-", "STR-CTX-"))
+]
 
 
 def visible_devices(m: Machine) -> str | None:
@@ -162,20 +165,6 @@ def newer_ptx(m: Machine) -> Result | None:
     )
 
 
-@check("STR-CUDA-KERNEL", "A kernel runs", needs=("cuda.kernel_ok",), essential=True)
-def kernel(m: Machine) -> Result | None:
-    """A one-line kernel is compiled, run and its result checked: the shortest proof that driver, runtime, compiler and
-    GPU work together."""
-    if m.cuda.kernel_ok is not False:
-        return passed("A kernel was compiled and run, and its result is right.")
-    return fail(
-        "A one-line kernel did not give the right result.",
-        m.says("cuda.kernel_ok", f"runtime {m.cuda.runtime_version or '?'}, NVRTC {m.cuda.nvrtc_version or '?'}"),
-        *(m.says(group, error_text(error)) for group, error in m.cuda_errors),
-        remedy=f"pip install --force-reinstall 'strata[{m.cuda_extra()}]'; then reboot; undo any overclock",
-    )
-
-
 @check("STR-CUDA-BUSY", "GPU free to use", needs=("nvml.gpus.compute_mode",))
 def busy(m: Machine) -> Result | None:
     """Code 46, "all CUDA-capable devices are busy or unavailable": another process holds a GPU in exclusive mode, the
@@ -255,6 +244,24 @@ def other(m: Machine) -> Result | None:
         "CUDA failed in a way that no check here explains.",
         *(m.says(group, error_text(error)) for group, error in strange),
         remedy="Send us: strata report",
+    )
+
+
+@check("STR-CUDA-KERNEL", "A kernel runs", needs=("cuda.kernel_ok",), essential=True)
+def kernel(m: Machine) -> Result | None:
+    """A one-line kernel is compiled, run and its result checked: the shortest proof that driver, runtime, compiler and
+    GPU work together. Where it fails with a code that has a check of its own, that one says why."""
+    error = m.cuda.kernel_error
+    if m.cuda.kernel_ok is not False:
+        return passed("A kernel was compiled and run, and its result is right.")
+    if error and error.code in CODES_WITH_A_CHECK:
+        return None
+    versions = m.says("cuda.kernel_ok", f"runtime {m.cuda.runtime_version or '?'}, NVRTC {m.cuda.nvrtc_version or '?'}")
+    return fail(
+        f"A one-line kernel fails: {error.message}." if error else "A one-line kernel fails.",
+        *([m.says("cuda.kernel_error", error_text(error))] if error else []),
+        versions,
+        remedy=f"pip install --force-reinstall 'strata[{m.cuda_extra()}]'; if it returns: reboot, undo any overclock",
     )
 
 

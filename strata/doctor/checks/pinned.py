@@ -117,18 +117,24 @@ def coupled(m: Machine) -> Result | None:
     """Under WDDM, device memory has been refused after much host memory was page-locked, although the card had VRAM
     free; even more often on a card without a display, since then more is asked for. The cause is unproven (one shared
     budget, or the commit limit); what helps is certain: all device allocations first, pinning last."""
-    if m.pinned is None or not m.pinned.granted_bytes or malloc_works(m) is not False:
-        return passed("Device memory is still granted after pinning.")
-    free = [f"{name}: {size(gpu.vram_free_bytes)} VRAM free" for name, gpu in m.gpus.items() if gpu.vram_free_bytes]
+    if m.pinned is None or not m.pinned.granted_bytes:
+        return passed("No memory was page-locked.")
+    held = f"{size(m.pinned.granted_bytes)} page-locked, {size(m.pinned.ballast_bytes)} VRAM held"
+    evidence = [
+        m.says("pinned.granted_bytes", held),
+        *(
+            m.says("nvml.gpus", f"{n}: {size(g.vram_free_bytes)} VRAM free before")
+            for n, g in m.gpus.items()
+            if g.vram_free_bytes
+        ),
+    ]
+    if malloc_works(m) is not False:
+        return passed("Device memory was not refused after pinning.", *evidence)
     refused = m.pinned.malloc_refusal
     return warn(
         f"With {size(m.pinned.granted_bytes)} page-locked, device memory was refused although VRAM was free.",
-        m.says(
-            "pinned.granted_bytes",
-            f"{size(m.pinned.granted_bytes)} page-locked, {size(m.pinned.ballast_bytes)} VRAM held",
-        ),
         *([m.says("pinned.malloc_refusal", error_text(refused))] if refused else []),
-        *(m.says("nvml.gpus", text) for text in free),
+        *evidence,
         remedy=f"--pinned-budget {m.pinned.granted_bytes * 4 // 5 >> 20}MiB (Strata pins last, after device memory)",
     )
 

@@ -9,12 +9,14 @@ from strata.doctor.plan import Tier
 from strata.doctor.units import MIB, size
 
 TAKEN = 512 * MIB  # more than the driver itself and an idle desktop's remains
+KEPT_SHARE = 32  # the driver keeps 0.4 to 2 % of a card for itself
 TRUTHS_APART = 256 * MIB
 LARGE_CONTEXT = 600 * MIB  # contexts with their modules have been 100 to 550 MiB
 SPILL_RESERVE = 256 * MIB  # below this Windows pages VRAM out when the desktop wants some
 
 
 COMMIT = ("host.commit_limit_bytes", "host.commit_used_bytes", "nvml.gpus.vram_free_bytes")
+OTHERS = ("nvml.gpus.vram_used_bytes", "nvml.gpus.vram_reserved_bytes", "nvml.gpus.display_active")
 FREE = (  # what it takes to compare free VRAM as CUDA and the driver see it
     *("cuda.devices.uuid", "cuda.devices.vram_free_bytes", "cuda.devices.context_bytes"),
     *("nvml.gpus.uuid", "nvml.gpus.vram_free_bytes"),
@@ -33,7 +35,7 @@ def display(m: Machine) -> Result | None:
     other = next((a for a in m.adapters.adapters if a.integrated and a.vendor != "NVIDIA"), None)
     return warn(
         f"{', '.join(drawn)} draws the desktop: its free VRAM changes while you work.",
-        *(m.says("nvml.gpus.display_active", f"{name}: display active") for name in drawn),
+        *(m.says("nvml.gpus.display_active", f"{name}: display active{_use(m.gpus[name])}") for name in drawn),
         *(
             [m.says("adapters", f"{other.name or other.vendor or 'an integrated GPU'} could draw it instead")]
             if other
@@ -45,12 +47,7 @@ def display(m: Machine) -> Result | None:
     )
 
 
-def _taken(gpu: NvmlGpu) -> int:
-    """Return what programs hold: NVML counts what the driver keeps for itself as used, 615 MiB of an idle H200."""
-    return (gpu.vram_used_bytes or 0) - (gpu.vram_reserved_bytes or 0)
-
-
-@check("STR-VRAM-OTHERS", "VRAM held by others", needs=("nvml.gpus.vram_used_bytes", "nvml.gpus.display_active"))
+@check("STR-VRAM-OTHERS", "VRAM held by others", needs=OTHERS)
 def others(m: Machine) -> Result | None:
     """Out of memory on a card that is big enough: another process holds its memory. Plans rest on what is free, never
     on the total."""
@@ -61,8 +58,7 @@ def others(m: Machine) -> Result | None:
         return passed("No other process holds much VRAM.")
     evidence, pids = [], []
     for name, gpu in held.items():
-        free = f", {size(gpu.vram_free_bytes)} free" if gpu.vram_free_bytes is not None else ""
-        evidence.append(m.says("nvml.gpus", f"{name}: {size(_taken(gpu))} in use{free}"))
+        evidence.append(m.says("nvml.gpus", name + _use(gpu)))
         for process in gpu.processes or ():
             used = size(process.used_bytes) if process.used_bytes is not None else "use not reported"
             evidence.append(m.says("nvml.gpus", f"pid {process.pid} {process.name or ''}: {used}"))
@@ -71,7 +67,9 @@ def others(m: Machine) -> Result | None:
         f"{size(sum(map(_taken, held.values())))} of VRAM are in use by other processes.",
         *evidence,
         remedy=m.per_os(
-            linux=f"Stop what is not needed: kill {' '.join(pids)}" if pids else "nvidia-smi shows the processes",
+            linux=f"If they are yours and not needed: kill {' '.join(pids)}"
+            if pids
+            else "nvidia-smi shows the processes",
             windows="Task Manager, Details, column 'Dedicated GPU memory': end what is not needed",
         ),
     )
@@ -208,3 +206,19 @@ def page_file(m: Machine) -> Result | None:
         remedy="SystemPropertiesAdvanced.exe: Performance, Settings, Advanced, Virtual memory: 'System managed size'; "
         "then restart",
     )
+
+
+def _taken(gpu: NvmlGpu) -> int:
+    """Return what programs hold: NVML counts what the driver keeps for itself as used, 615 MiB of an idle H200.
+
+    Where an old driver does not say how much that is, a share is taken off that no card exceeds.
+    """
+    if gpu.vram_used_bytes is None or (gpu.vram_reserved_bytes is None and gpu.vram_total_bytes is None):
+        return 0
+    kept = gpu.vram_reserved_bytes if gpu.vram_reserved_bytes is not None else (gpu.vram_total_bytes or 0) // KEPT_SHARE
+    return max(gpu.vram_used_bytes - kept, 0)
+
+
+def _use(gpu: NvmlGpu) -> str:
+    used = f", {size(_taken(gpu))} in use" if gpu.vram_used_bytes is not None else ""
+    return used + (f", {size(gpu.vram_free_bytes)} free" if gpu.vram_free_bytes is not None else "")

@@ -70,8 +70,21 @@ def test_seed_000_budget_names_the_bytes() -> None:
     assert any("cudaMalloc still works" in e.text for e in finding.evidence)
 
 
-def test_seed_002_explains_its_states_by_bytes() -> None:
-    finding = findings_of(cases()["seed-002-no-desktop"].machine())["STR-PIN-COUPLED"]
+@pytest.mark.parametrize(
+    ("name", "status", "parts"),
+    [
+        ("seed-002-no-desktop", Status.WARN, ("45 GiB", "12.79 GiB", "497 MiB", "15.64 GiB VRAM free")),
+        ("seed-002-desktop-on-card", Status.PASS, ("46.88 GiB", "11.82 GiB", "14.64 GiB VRAM free")),
+        ("seed-002-kv-window", Status.PASS, ("46.88 GiB", "10.84 GiB", "15.64 GiB VRAM free")),
+    ],
+)
+def test_seed_002_explains_its_states_by_bytes(name: str, status: Status, parts: tuple[str, ...]) -> None:
+    finding = findings_of(cases()[name].machine())["STR-PIN-COUPLED"]
+    assert finding.status is status
     text = finding.what + " ".join(e.text for e in finding.evidence)
-    for part in ("45 GiB", "12.79 GiB", "497 MiB"):  # page-locked, VRAM held, refused
-        assert part in text
+    assert [part for part in parts if part not in text] == []
+
+
+def test_seed_002_says_what_the_desktop_takes() -> None:
+    finding = findings_of(cases()["seed-002-desktop-on-card"].machine())["STR-VRAM-DISPLAY"]
+    assert "1 GiB in use, 14.64 GiB free" in finding.evidence[0].text
