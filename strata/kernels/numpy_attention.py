@@ -13,6 +13,8 @@ from strata.kernels.numpy_math import Floats
 from strata.kernels.ops import KvLayer
 from strata.kernels.workers import WORTH_A_THREAD, Workers
 
+_FEW_ROWS = 8  # of a matrix product, below which as many matrix-vector products are faster
+
 
 class NumpyAttention:
     """Attention over a KV cache, in the scratch of a workspace.
@@ -70,7 +72,7 @@ class NumpyAttention:
         for start in range(0, first + t, block):
             cells = slice(start, min(start + block, first + t))
             scores = _shaped(self._scores[worker], (g, t * r, cells.stop - start))
-            np.matmul(queries, self._widened(kv.keys[cells, groups], worker, 0).transpose(1, 2, 0), out=scores)
+            _products(self._widened(kv.keys[cells, groups], worker, 0).transpose(1, 0, 2), queries, scores)
             if cells.stop > first + 1:
                 future = np.arange(start, cells.stop) > np.arange(first, first + t)[:, None]
                 np.copyto(scores.reshape(g, t, r, -1), -np.inf, where=future[:, None])
@@ -78,14 +80,15 @@ class NumpyAttention:
             if start > 0:
                 np.maximum(highest, new, out=new)
             np.exp(np.subtract(scores, new, out=scores), out=scores)
-            values = self._widened(kv.values[cells, groups], worker, 1).transpose(1, 0, 2)
+            values = self._widened(kv.values[cells, groups], worker, 1).transpose(1, 2, 0)
             if start == 0:
-                np.matmul(scores, values, out=total)
+                _products(values, scores, total)
                 weight = scores.sum(axis=-1, keepdims=True)
             else:
                 decay = np.exp(highest - new)
                 total *= decay
-                total += np.matmul(scores, values, out=part)
+                _products(values, scores, part)
+                total += part
                 weight = weight * decay + scores.sum(axis=-1, keepdims=True)
             highest = new
         np.divide(total.reshape(out.shape), weight.reshape(g, t, r, 1), out=out)
@@ -104,6 +107,14 @@ def _grouped(heads: Floats, groups: int) -> Floats:
     """View [T, H, D] as [G, T, H / G, D]."""
     tokens, count, size = heads.shape
     return heads.reshape(tokens, groups, count // groups, size).transpose(1, 0, 2, 3)
+
+
+def _products(cells: Floats, rows: Floats, out: Floats) -> None:
+    """``out[g] = rows[g] @ cells[g].T``: for the few rows of a decode step one by one, as packing costs more."""
+    if rows.shape[1] < _FEW_ROWS:
+        np.matmul(cells[:, None], rows[..., None], out=out[..., None])
+    else:
+        np.matmul(rows, cells.transpose(0, 2, 1), out=out)
 
 
 def _shaped(scratch: Floats, shape: tuple[int, ...]) -> Floats:

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from strata.kernels.numpy_math import Floats, gated, product
+from strata.kernels.numpy_math import Floats, gated, product, vector_product
 from strata.kernels.numpy_weights import NumpySlots
 from strata.kernels.ops import Array, ExpertWave
 from strata.kernels.workers import Task, Workers
@@ -50,11 +50,11 @@ class NumpyExperts:
         gate_up, activation, rows = (each[worker, : len(pairs)] for each in scratch)
         runs = _runs([slot for slot, _ in pairs])
         for at, run in runs:
-            np.matmul(slots.gate_up[run], hidden, out=gate_up[at])
+            vector_product(slots.gate_up[run], hidden, gate_up[at])
         width = activation.shape[-1]
         gated(gate_up[:, :width], gate_up[:, width:], activation)
         for at, run in runs:
-            np.matmul(slots.down[run], activation[at, :, None], out=rows[at, :, None])
+            vector_product(slots.down[run], activation[at, None], rows[at])
         results[[rank for _, rank in pairs]] = rows
 
     def _prefill(self, hidden: Floats, slots: NumpySlots, wave: ExpertWave, results: Floats) -> Sequence[Task]:
