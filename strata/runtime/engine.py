@@ -16,7 +16,7 @@ from strata.gguf.reader import GGUFFile
 from strata.runtime.expert_cache import CacheCounts
 from strata.runtime.generation import Generation, PrefillProgress, Sampler
 from strata.runtime.loader import LoadedModel, LoadProgress, MakePolicy, load_model
-from strata.runtime.memory import TEMPORARIES_LINE, PlannedMemory, Taker, charged_to, take_host
+from strata.runtime.memory import TEMPORARIES_LINE, PlannedMemory, Taker, allocation_event, charged_to, take_host
 from strata.runtime.models import load_config
 from strata.runtime.policies import FrequencyOverAge
 from strata.runtime.process_memory import MemoryReport, anonymous_bytes
@@ -90,7 +90,7 @@ class Engine:
                 PlannedMemory(
                     plan,
                     take=take,
-                    log=lambda line, code: log("allocation", line=line.id, tier=line.tier, bytes=line.bytes, code=code),
+                    log=lambda line, refusal: log("allocation", **allocation_event(line, refusal)),
                 )
             )
             model = load_model(file, config, plan, memory, policy=policy, progress=progress)

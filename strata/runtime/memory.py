@@ -36,7 +36,31 @@ TEMPORARIES_LINE = "temporaries"  # charged for what libraries allocate by thems
 _REMEDY = "Close other programs, or plan again with a smaller budget"
 _TOUCH_STEP = 256 << 20  # bytes touched between two chances to be interrupted
 
-AllocationLog = Callable[[Reservation, str], None]  # the reservation, and "ok" or the backend's error
+AllocationLog = Callable[[Reservation, Exception | None], None]  # the reservation, and why it was refused
+
+
+class MemoryRefused(MemoryError):
+    """A driver's refusal, with what it says of it.
+
+    Parameters
+    ----------
+    call : str
+        The driver's function: "cudaMalloc", "cudaHostRegister".
+    code : int
+    name : str
+        "cudaErrorMemoryAllocation".
+    string : str
+        The driver's own words for it: "out of memory".
+    free_bytes : int, optional
+        Of that memory, at that time, as the driver counts it.
+    """
+
+    def __init__(self, call: str, code: int, name: str, string: str, *, free_bytes: int | None = None) -> None:
+        super().__init__(f"{call}: {string} ({code} {name})")
+        self.call = call
+        self.code = code
+        self.name = name
+        self.free_bytes = free_bytes
 
 
 class Block(Protocol):
@@ -115,7 +139,7 @@ class PlannedMemory:
     def __init__(self, plan: AllocationPlan, *, take: Taker = take_host, log: AllocationLog | None = None) -> None:
         self._plan = plan
         self._take = take
-        self._log = log or (lambda reservation, code: None)
+        self._log = log or (lambda reservation, refusal: None)
         self._taken: dict[str, _Taken] = {}
 
     def __enter__(self) -> Self:
@@ -223,18 +247,32 @@ class PlannedMemory:
         try:
             block = self._take(reservation)
         except (MemoryError, OSError) as error:
-            code = f"{type(error).__name__}: {error}"
-            self._log(reservation, code)
+            self._log(reservation, error)
             raise AllocationFailed(
                 f'take {reservation.bytes} bytes of {reservation.tier} memory for "{line}" ({reservation.what})',
-                f"the memory was refused ({code})",
+                f"the memory was refused ({_words(error)})",
                 _REMEDY,
                 line=line,
                 nbytes=reservation.bytes,
             ) from error
-        self._log(reservation, "ok")
+        self._log(reservation, None)
         taken = self._taken[line] = _Taken(reservation, block)
         return taken
+
+
+def allocation_event(reservation: Reservation, refusal: Exception | None) -> dict[str, Any]:
+    """Return the fields that a run's log has for an allocation: "ok" as its code, or all that is known of a refusal."""
+    event: dict[str, Any] = {"line": reservation.id, "tier": reservation.tier, "bytes": reservation.bytes}
+    if refusal is None:
+        return event | {"code": "ok"}
+    event["code"] = _words(refusal)
+    if isinstance(refusal, MemoryRefused):
+        event |= {"call": refusal.call, "name": refusal.name, "free_bytes": refusal.free_bytes}
+    return event
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, MemoryRefused) else f"{type(error).__name__}: {error}"
 
 
 @contextmanager

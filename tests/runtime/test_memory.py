@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from strata.doctor.plan import Reservation, Tier
 from strata.errors import AllocationFailed, PlanViolation
 from strata.runtime import memory as memory_module
-from strata.runtime.memory import ALIGNMENT, Block, PlannedMemory, take_host
+from strata.runtime.memory import (
+    ALIGNMENT,
+    AllocationLog,
+    Block,
+    MemoryRefused,
+    PlannedMemory,
+    allocation_event,
+    take_host,
+)
 from strata.runtime.process_memory import anonymous_bytes
 
 from .counted import CountedBlock
@@ -76,20 +84,40 @@ def test_device_memory_after_pinning_is_a_violation() -> None:
             memory.array("head", (1,), "f4", name="head")
 
 
-def test_a_refusal_names_the_line_and_is_logged() -> None:
+@pytest.mark.parametrize(
+    ("refusal", "logged"),
+    [
+        (MemoryError("no more"), {"code": "MemoryError: no more"}),
+        (
+            MemoryRefused("cudaMalloc", 2, "cudaErrorMemoryAllocation", "out of memory", free_bytes=512),
+            {
+                "code": "cudaMalloc: out of memory (2 cudaErrorMemoryAllocation)",
+                "call": "cudaMalloc",
+                "name": "cudaErrorMemoryAllocation",
+                "free_bytes": 512,
+            },
+        ),
+    ],
+)
+def test_a_refusal_names_the_line_and_is_logged(refusal: MemoryError, logged: dict[str, object]) -> None:
     def refuse_head(line: Reservation) -> Block:
         if line.id == "head":
-            raise MemoryError("no more")
+            raise refusal
         return CountedBlock(line.bytes)
 
-    events: list[tuple[str, str]] = []
+    events: list[dict[str, object]] = []
     lines = plan_of(reservation("dense", 64, Tier.VRAM), reservation("head", 1024, Tier.VRAM))
-    with PlannedMemory(lines, take=refuse_head, log=lambda line, code: events.append((line.id, code))) as memory:
+    log: AllocationLog = lambda line, why: events.append(allocation_event(line, why))  # noqa: E731
+    with PlannedMemory(lines, take=refuse_head, log=log) as memory:
         memory.array("dense", (4,), "f4", name="norm")
         with pytest.raises(AllocationFailed) as caught:
             memory.array("head", (4,), "f4", name="head")
     assert (caught.value.line, caught.value.nbytes) == ("head", 1024)
-    assert events == [("dense", "ok"), ("head", "MemoryError: no more")]
+    assert str(logged["code"]) in caught.value.found
+    assert events == [
+        {"line": "dense", "tier": "vram", "bytes": 64, "code": "ok"},
+        {"line": "head", "tier": "vram", "bytes": 1024, **logged},
+    ]
     assert CountedBlock.alive == 0
 
 
