@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import mmap
 import os
@@ -173,7 +174,13 @@ def _map(path: Path, asked: str) -> mmap.mmap:
                 raise ModelFileError(asked, "the file is empty", "Download it again")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise ModelFileError(asked, f"the system refuses: {error.strerror}", "Check the file's permissions") from None
+        raise ModelFileError(asked, f"the system refuses: {error.strerror}", _remedy(error)) from None
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno == errno.ENOMEM:  # a mapping takes no RAM, but it counts against `ulimit -v`
+        return "Raise the limit on this process's address space (ulimit -v)"
+    return "Check the file's permissions"
 
 
 def _suggest(path: Path) -> str:
