@@ -13,6 +13,9 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # what a terminal or a pipe cannot show becomes "?", and is no reason to end
             stream.reconfigure(errors="replace")
+    # The numpy backend shares its work out itself, so BLAS never uses threads of its own; where they cannot be started,
+    # OpenBLAS would interrupt the process while it is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from strata.cli.app import app
 
