@@ -31,7 +31,7 @@ def run_within(limit: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("mib", [40, 90, 150, 200, 300, 340, 400, 500, 600, 1500])
+@pytest.mark.parametrize("mib", [60, 150, 300, 400, 600])
 def test_a_run_within_little_address_space_answers_or_says_why_not(mib: int) -> None:
     arguments = ["run", MODEL, "-p", "Hello", "--no-chat", "--max-tokens", "2", "--temp", "0"]
     result = run_within(mib * MIB, *arguments)
@@ -51,7 +51,7 @@ def test_enough_address_space_is_enough() -> None:
 
 
 @pytest.mark.parametrize("command", [["doctor", MODEL], ["plan", MODEL], ["explain", "out of memory"], ["--help"]])
-@pytest.mark.parametrize("mib", [60, 160, 240, 320])
+@pytest.mark.parametrize("mib", [60, 240])
 def test_every_command_says_why_it_cannot_go_on(command: list[str], mib: int) -> None:
     result = run_within(mib * MIB, *command)
     assert "Traceback" not in result.stderr
