@@ -60,8 +60,8 @@ Model = Annotated[
 
 
 def flag(*names: str, help: str, panel: str | None = None) -> Any:
-    """Declare a switch; the empty metavar keeps the word ``<bool>`` out of the help."""
-    return typer.Option(*names, help=help, metavar="", rich_help_panel=panel)
+    """Declare a switch."""
+    return typer.Option(*names, help=help, rich_help_panel=panel)
 
 
 Json = Annotated[bool, flag("--json", help="Print one JSON document on stdout and nothing else.")]
@@ -92,7 +92,7 @@ def plan_options(
     max_context: Annotated[
         int | None,
         _memory(
-            "--max-context", "N", "Tokens of prompt and answer to make room for. [default: 4096 or the model's]", 1
+            "--max-context", "N", "Tokens of prompt and answer to make room for. \\[default: 4096 or the model's]", 1
         ),
     ] = None,
     kv: Annotated[str | None, _memory("--kv", "f16|f32", "Type of the KV cache.")] = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from strata import __version__
 from strata.doctor.budgets import TIER_NAMES
 from strata.doctor.candidates import Backend, HostChoice
 from strata.doctor.facts import Facts
+from strata.doctor.files import write_files
 from strata.doctor.invariants import broken
 from strata.doctor.plan import SCHEMA_VERSION, AllocationPlan, Tier
 from strata.doctor.planner import backend_for
@@ -28,20 +28,13 @@ def save_plan(plan: AllocationPlan, path: Path) -> None:
 
     Raises
     ------
-    UsageError
+    StrataError
         The path cannot be written.
     """
     text = msgspec.json.format(msgspec.json.encode(plan), indent=2)
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            file.write(text + b"\n")
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    try:
-        Path(file.name).replace(path)
-    except OSError as error:
-        Path(file.name).unlink()
-        raise _cannot_write(path, error) from error
+    write_files(
+        {path: text + b"\n"}, f"save the plan as {path}", "Give a path in a folder that exists and can be written"
+    )
 
 
 def load_plan(path: Path) -> AllocationPlan:
@@ -150,11 +143,3 @@ def check_saved(plan: AllocationPlan, facts: Facts, model: ModelFacts) -> tuple[
     if plan.device.name != device.name:
         notes.append(f"The plan calls the device {plan.device.name}; it is {device.name} now.")
     return tuple(notes)
-
-
-def _cannot_write(path: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"save the plan as {path}",
-        error.strerror or str(error),
-        "Give a path in a folder that exists and can be written",
-    )
