@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from strata import __version__
-from strata.doctor.budgets import TIER_NAMES
+from strata.doctor.budgets import tier_names
 from strata.doctor.candidates import Backend, HostChoice
 from strata.doctor.facts import Facts
 from strata.doctor.files import write_files
@@ -84,12 +84,12 @@ def _too_small(plan: AllocationPlan, backend: Backend) -> Iterator[str]:
         threads=plan.threads,
     )
     fixed = backend.fixed_lines(request, plan.chunk, host)
-    e = plan.experts
+    e, names = plan.experts, tier_names(plan.device.backend)
     for needed in fixed + backend.expert_lines(e.slots, e.pinned, e.pageable):
         line = plan.line(needed.id)
         if line is None or line.bytes < needed.bytes or line.tier is not needed.tier:
-            has = "no such line" if line is None else f"{size(line.bytes)} of {TIER_NAMES[line.tier]}"
-            yield f'"{needed.id}" needs {size(needed.bytes)} of {TIER_NAMES[needed.tier]} and the plan has {has}'
+            has = "no such line" if line is None else f"{size(line.bytes)} of {names[line.tier]}"
+            yield f'"{needed.id}" needs {size(needed.bytes)} of {names[needed.tier]} and the plan has {has}'
 
 
 class _Versioned(msgspec.Struct):

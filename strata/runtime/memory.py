@@ -229,7 +229,7 @@ class PlannedMemory:
             _, taken = self._taken.popitem()
             taken.block.release()
 
-    def _memory_name(self, reservation: Reservation) -> str:
+    def _memory(self, reservation: Reservation) -> str:
         """Name the memory a line lies in, for people: on a CPU every tier is RAM, whatever it plays."""
         return "RAM" if self._plan.device.backend == "numpy" else _TIER_NAMES[reservation.tier]
 
@@ -248,7 +248,7 @@ class PlannedMemory:
         except (MemoryError, OSError) as error:
             self._log(reservation, error)
             raise AllocationFailed(
-                f'take {_size(reservation.bytes)} of {self._memory_name(reservation)} for "{line}" ({reservation.what})',
+                f'take {_size(reservation.bytes)} of {self._memory(reservation)} for "{line}" ({reservation.what})',
                 f"the system refused it ({_plainly(error)})",
                 _REMEDY,
                 line=line,

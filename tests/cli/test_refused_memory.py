@@ -26,9 +26,7 @@ NOT_OURS = "OpenBLAS error: Memory allocation still failed"
 
 def run_within(limit: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", LIMITED, str(limit), *arguments]
-    return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
-    )
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize("mib", [60, 150, 300, 400, 600])
