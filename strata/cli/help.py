@@ -16,7 +16,19 @@ def _without_values(params: Any) -> Any:
 
 
 class Command(TyperCommand):
-    """A command whose help names values for those options only that take one."""
+    """A command whose help names values for those options only that take one, and whose usage errors are JSON, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse; where --json was asked for, a wrong option is said in a document on stdout as well."""
+        asked_for_json = "--json" in args
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if asked_for_json and hasattr(error, "format_message"):
+                from strata.cli.output import emit_error
+
+                emit_error(ctx.command_path, error.format_message(), f"See {ctx.command_path} --help")
+            raise
 
     def get_params(self, ctx: Any) -> Any:
         """See the class's text."""

@@ -67,6 +67,11 @@ def emit_json(document: object) -> None:
     sys.stdout.flush()
 
 
+def emit_error(asked: str, found: str, remedy: str) -> None:
+    """Print the one JSON document of a command that failed."""
+    emit_json({"error": {"asked": asked, "found": found, "remedy": remedy}})
+
+
 def stop(code: ExitCode) -> NoReturn:
     """End the program with `code`."""
     import typer
@@ -83,7 +88,7 @@ def _escape(text: str) -> str:
 def fail(error: StrataError, *, json: bool) -> NoReturn:
     """Say what was asked, what was found and what to do; end with the error's exit code."""
     if json:
-        emit_json({"error": {"asked": error.asked, "found": error.found, "remedy": error.remedy}})
+        emit_error(error.asked, error.found, error.remedy)
     console = err()
     console.print(f"[bold red]error:[/] {_escape(error.asked)}", soft_wrap=True)
     console.print(f"  [bold]found[/]  {_escape(error.found)}", soft_wrap=True)

@@ -36,7 +36,7 @@ def open_model(model: str, *, header_only: bool = False) -> OpenModel:
     from strata.gguf.reader import open_gguf
     from strata.sources.resolve import resolve
 
-    with steps() as progress:
+    with steps(aloud=True) as progress:
         path = resolve(model, progress=progress)
     file = open_gguf(path, header_only=header_only)
     return OpenModel(file, read_model_facts(file))

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from strata.cli.output import err
+from strata.cli.output import err, say
 
 Steps = Callable[[str, int | None, int | None], None]  # what is being done, bytes done, bytes in all
 
 
 @contextmanager
-def steps() -> Iterator[Steps]:
+def steps(*, aloud: bool = False) -> Iterator[Steps]:
     """Show one line for each step that is reported: a spinner, or a bar with speed where bytes are known.
+
+    Parameters
+    ----------
+    aloud : bool
+        Where stderr is no terminal, name each step in a line of its own: for what takes minutes.
 
     Yields
     ------
@@ -35,6 +40,8 @@ def steps() -> Iterator[Steps]:
 
         def report(what: str, done: int | None, total: int | None) -> None:
             if what not in tasks:
+                if aloud and not err().is_terminal:
+                    say(f"{what} ...")
                 tasks[what] = bar.add_task(what, total=total)
                 for earlier in list(tasks)[:-1]:
                     bar.update(tasks[earlier], visible=False)  # type: ignore[arg-type]

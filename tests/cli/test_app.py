@@ -87,6 +87,8 @@ def test_doctor_gives_a_verdict_first_and_json_alone() -> None:
     ("arguments", "words"),
     [
         (["run", "no-such.gguf", "-p", "x"], ["no-such.gguf", "there is no such file"]),
+        (["run", "https://host/model.gguf", "-p", "x"], ["this is an address"]),
+        (["run", "x" * 5000, "-p", "x"], ["no file can have this path"]),
         (["run", MODEL, "-p", " "], ["the prompt is empty"]),
         (["run", MODEL, "-p", "x", "--temp", "-1"], ["--temp"]),
         (["run", MODEL, "-p", "x", "--kv", "q4"], ["--kv"]),
@@ -108,6 +110,13 @@ def test_errors_are_json_too_when_json_was_asked_for() -> None:
     result = strata("run", "no-such.gguf", "-p", "x", "--json")
     assert result.returncode == 2
     assert json.loads(result.stdout)["error"]["found"] == "there is no such file"
+
+
+@pytest.mark.parametrize("wrong", [["--temp", "abc"], ["--ram-budget", "8"], ["--no-such-option"]])
+def test_wrong_options_are_json_too(wrong: list[str]) -> None:
+    result = strata("run", MODEL, "-p", "x", "--json", *wrong)
+    assert result.returncode == 2
+    assert wrong[0] in json.loads(result.stdout)["error"]["found"]
 
 
 def test_a_model_that_cannot_run_is_refused_by_name(tmp_path: Path) -> None:
