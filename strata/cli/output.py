@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -112,6 +113,7 @@ def boundary(command: Callable[P, R]) -> Callable[P, R]:
         except StrataError as error:
             fail(error, json=json)
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing, and must not look like a bug
             say("interrupted")
             stop(ExitCode.INTERRUPTED)
         except BrokenPipeError:

@@ -7,31 +7,44 @@ from contextlib import contextmanager
 
 from strata.cli.output import err, say
 
-Steps = Callable[[str, int | None, int | None], None]  # what is being done, bytes done, bytes in all
+Steps = Callable[[str, int | None, int | None], None]  # what is being done, how much of it, how much in all
 
 
 @contextmanager
-def steps(*, aloud: bool = False) -> Iterator[Steps]:
-    """Show one line for each step that is reported: a spinner, or a bar with speed where bytes are known.
+def steps(*, aloud: bool = False, tokens: bool = False) -> Iterator[Steps]:
+    """Show one line for each step that is reported: a spinner, or a bar where it is known how far it is.
 
     Parameters
     ----------
     aloud : bool
         Where stderr is no terminal, name each step in a line of its own: for what takes minutes.
+    tokens : bool
+        What is counted is tokens; else it is bytes, and their speed is shown.
 
     Yields
     ------
     Steps
         To be called as often as wanted; a new description begins a new line.
     """
-    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        SpinnerColumn,
+        TextColumn,
+        TransferSpeedColumn,
+    )
 
+    figures: tuple[ProgressColumn, ...] = (
+        (MofNCompleteColumn(),) if tokens else (DownloadColumn(binary_units=True), TransferSpeedColumn())
+    )
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(24),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        *figures,
         console=err(),
         transient=True,
         disable=not err().is_terminal,

@@ -114,13 +114,13 @@ class Session:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
 
-        with steps() as progress:
+        with steps(tokens=True) as progress:
             generation = self._engine.generate(
                 tokens,
                 self._sampler,
                 max_tokens=self._max_tokens or self._engine.plan.context,
                 stop_ids=self._conversation.tokenizer.eos_ids,
-                progress=lambda done, total: progress(f"reading the prompt, {total:,} tokens", done, total),
+                progress=lambda done, total: progress("reading the prompt", done, total),
             )
             token = _next(generation)
         try:
@@ -177,6 +177,9 @@ def _read_line() -> str | None:
     except EOFError:
         say("")
         return None
+    except KeyboardInterrupt:
+        say("")  # what follows does not belong behind the prompt
+        raise
 
 
 def _rate(tokens: int, per_s: float | None) -> str:

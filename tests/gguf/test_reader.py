@@ -140,8 +140,6 @@ def test_odd_files_are_refused_without_reading_them(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe.gguf")
         with pytest.raises(UsageError, match="not a regular file"):
             open_gguf(tmp_path / "pipe.gguf")
-    with pytest.raises(ModelFileError, match="the system refuses"):
-        open_gguf(tmp_path / ("x" * 5000))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
@@ -153,6 +151,7 @@ def test_a_link_to_nothing_is_named_as_that_and_never_suggested(tmp_path: Path) 
 
 
 def test_a_path_that_no_file_can_have_is_wrong_use() -> None:
-    for path in ("x" * 5000, "a\0b"):
-        with pytest.raises(UsageError, match="no file can have this path"):
-            open_gguf(path)
+    with pytest.raises(UsageError, match="no file can have this path"):
+        open_gguf("x" * 5000)
+    with pytest.raises(UsageError):
+        open_gguf("a\0b")
