@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from strata.cli.help import Command, Group
 from strata.cli.options import Json, Model, flag, size_option, with_plan_options
 from strata.cli.output import boundary
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="strata",
+    cls=Group,
     help="Run Mixture-of-Experts models bigger than the graphics card, by a plan that is shown first.",
     epilog="Exit codes: 0 fine, 1 a check failed or no plan fits, 2 wrong use, 3 not determined, 130 interrupted.",
     no_args_is_help=True,
@@ -26,7 +28,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(cls=Command)
 @boundary
 @with_plan_options
 def run(
@@ -52,7 +54,7 @@ def run(
         float, typer.Option("--min-p", metavar="P", help="Leave out what is below P times the likeliest.")
     ] = 0.05,
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer. [default: random, and said]")
+        int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer. \\[default: random, and said]")
     ] = None,
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Follow a saved plan.")] = None,
     json: Json = False,
@@ -85,7 +87,7 @@ def run(
     run_model(request, options)
 
 
-@app.command()
+@app.command(cls=Command)
 @boundary
 @with_plan_options
 def plan(
@@ -116,7 +118,7 @@ def plan(
     show_plan(model, options, output=output, facts_file=facts, imagined=imagined, json=json)
 
 
-@app.command()
+@app.command(cls=Command)
 @boundary
 @with_plan_options
 def doctor(
@@ -163,7 +165,7 @@ def doctor(
     command.examine(request, options)
 
 
-@app.command()
+@app.command(cls=Command)
 @boundary
 @with_plan_options
 def report(
@@ -179,7 +181,7 @@ def report(
     write_report(model, options, output, json=json)
 
 
-@app.command()
+@app.command(cls=Command)
 @boundary
 def explain(
     text: Annotated[str, typer.Argument(metavar="TEXT|LOG", help="An error text, a log file, or '-' for stdin.")],
@@ -194,7 +196,7 @@ def explain(
     explain_text(text, json=json)
 
 
-@app.command()
+@app.command(cls=Command)
 @boundary
 def version() -> None:
     """Print Strata's version."""

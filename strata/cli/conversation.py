@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from strata.cli.prompt import Room
 from strata.errors import UsageError
 from strata.gguf.reader import GGUFFile
 from strata.runtime.chat import ChatTemplate
@@ -19,6 +20,8 @@ class Conversation:
         False continues the text as it is, without a template.
     system : str, optional
         The system message.
+    room : Room
+        What a sequence must fit into.
 
     Raises
     ------
@@ -28,7 +31,7 @@ class Conversation:
         The file's tokenizer or template cannot be used.
     """
 
-    def __init__(self, file: GGUFFile, *, chat: bool, system: str | None) -> None:
+    def __init__(self, file: GGUFFile, *, chat: bool, system: str | None, room: Room) -> None:
         if system is not None and not chat:
             raise UsageError("use --system", "--no-chat has no system message", "Leave one of the two out")
         self.tokenizer = Tokenizer.from_metadata(file.metadata)
@@ -42,14 +45,24 @@ class Conversation:
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._system)
         self._text = ""
+        self._room = room
 
     def ask(self, prompt: str) -> list[int]:
-        """Add what the person says; return the whole sequence that the model is to continue."""
+        """Add what the person says; return the whole sequence that the model is to continue.
+
+        Raises
+        ------
+        UsageError
+            It is longer than the context.
+        """
         if self._template is None:
             self._text += prompt
-            return self.tokenizer.encode(self._text, parse_special=False, begin=True)
-        self._messages.append({"role": "user", "content": prompt})
-        return self.tokenizer.encode(self._template.render(self._messages), parse_special=True, begin=True)
+            tokens = self.tokenizer.encode(self._text, parse_special=False, begin=True)
+        else:
+            self._messages.append({"role": "user", "content": prompt})
+            tokens = self.tokenizer.encode(self._template.render(self._messages), parse_special=True, begin=True)
+        self._room.require(len(tokens))
+        return tokens
 
     def answered(self, text: str) -> None:
         """Add what the model said."""

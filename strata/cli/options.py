@@ -7,6 +7,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
+_LARGEST = 1 << 60  # bytes: an EiB
+_LONGEST_COUNT = 18  # digits: what fits into 64 bits
+
+
+def shorten(text: str) -> str:
+    """Quote what was typed, cut where it is endless."""
+    return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
 def parse_size(text: str) -> int:
@@ -37,20 +45,23 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if not match:
-        raise typer.BadParameter(f"{text!r} is not a size; write it like 8GiB or 512MiB")
+        raise typer.BadParameter(f"{shorten(text)} is not a size; write it like 8GiB or 512MiB")
     number, unit, suffix = match[1], match[2].lower(), (match[3] or "").lower()
     if not unit and not suffix:
-        raise typer.BadParameter(f"{text!r} has no unit; write it like 8GiB or 512MiB")
+        raise typer.BadParameter(f"{shorten(text)} has no unit; write it like 8GiB or 512MiB")
     scale = 1000 ** (_UNITS[unit] // 10) if suffix == "b" and unit else 1 << _UNITS[unit]
-    return int(float(number) * scale)
+    nbytes = Decimal(number) * scale
+    if nbytes > _LARGEST:
+        raise typer.BadParameter(f"{shorten(text)} is more than any memory holds")
+    return int(nbytes)
 
 
 def parse_auto(text: str) -> int:
     """Read ``auto`` (as 0) or a positive whole number."""
     if text.strip().lower() == "auto":
         return 0
-    if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"{text!r} is neither 'auto' nor a whole number from 1")
+    if not text.isdecimal() or len(text) > _LONGEST_COUNT or int(text) < 1:
+        raise typer.BadParameter(f"{shorten(text)} is neither 'auto' nor a whole number from 1")
     return int(text)
 
 
@@ -60,8 +71,8 @@ Model = Annotated[
 
 
 def flag(*names: str, help: str, panel: str | None = None) -> Any:
-    """Declare a switch; the empty metavar keeps the word ``<bool>`` out of the help."""
-    return typer.Option(*names, help=help, metavar="", rich_help_panel=panel)
+    """Declare a switch."""
+    return typer.Option(*names, help=help, rich_help_panel=panel)
 
 
 Json = Annotated[bool, flag("--json", help="Print one JSON document on stdout and nothing else.")]
@@ -92,7 +103,7 @@ def plan_options(
     max_context: Annotated[
         int | None,
         _memory(
-            "--max-context", "N", "Tokens of prompt and answer to make room for. [default: 4096 or the model's]", 1
+            "--max-context", "N", "Tokens of prompt and answer to make room for. \\[default: 4096 or the model's]", 1
         ),
     ] = None,
     kv: Annotated[str | None, _memory("--kv", "f16|f32", "Type of the KV cache.")] = None,
@@ -119,6 +130,10 @@ def plan_options(
 
     _choice("--device", device, ("auto", "cpu", "cuda"))
     _choice("--kv", kv, ("f16", "f32", "int8"))
+    if device == "cpu" and gpu is not None:
+        raise UsageError(f"use --device cpu with --gpu {gpu}", "the CPU needs no GPU", "Leave one of the two out")
+    if (vram_reserve_mib or 0) << 20 > _LARGEST:
+        raise UsageError(f"leave {vram_reserve_mib} MiB free", "no device has as much", "Give a smaller number of MiB")
     return PlanOptions(
         device=device,
         gpu=gpu,

@@ -6,8 +6,10 @@ stderr, so that `strata run model.gguf -p ... > answer.txt` writes the answer an
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -17,6 +19,9 @@ from strata.errors import ExitCode, StrataError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+# In the words of what refuses it: Python's thread module, its import of a shared library.
+_NO_MEMORY = ("can't start new thread", "failed to map segment", "annot allocate memory")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,6 +68,11 @@ def emit_json(document: object) -> None:
     sys.stdout.flush()
 
 
+def emit_error(asked: str, found: str, remedy: str) -> None:
+    """Print the one JSON document of a command that failed."""
+    emit_json({"error": {"asked": asked, "found": found, "remedy": remedy}})
+
+
 def stop(code: ExitCode) -> NoReturn:
     """End the program with `code`."""
     import typer
@@ -79,7 +89,7 @@ def _escape(text: str) -> str:
 def fail(error: StrataError, *, json: bool) -> NoReturn:
     """Say what was asked, what was found and what to do; end with the error's exit code."""
     if json:
-        emit_json({"error": {"asked": error.asked, "found": error.found, "remedy": error.remedy}})
+        emit_error(error.asked, error.found, error.remedy)
     console = err()
     console.print(f"[bold red]error:[/] {_escape(error.asked)}", soft_wrap=True)
     console.print(f"  [bold]found[/]  {_escape(error.found)}", soft_wrap=True)
@@ -103,20 +113,40 @@ def boundary(command: Callable[P, R]) -> Callable[P, R]:
         except StrataError as error:
             fail(error, json=json)
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing, and must not look like a bug
             say("interrupted")
             stop(ExitCode.INTERRUPTED)
         except BrokenPipeError:
             # The reader (head, less) has left: point stdout elsewhere so that the interpreter's last flush is quiet.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             stop(ExitCode.OK)
-        except OSError as error:  # a full disk, a folder that cannot be written: the system's word, not our bug
-            fail(_refused(error), json=json)
-        except Exception as bug:
-            if type(bug).__module__.startswith(("typer", "click")):
+        except Exception as error:
+            if type(error).__module__.startswith(("typer", "click")):
                 raise  # typer's own exits and usage errors
-            fail(_bug(bug), json=json)
+            if memory_refused(error):
+                error.__traceback__ = None  # its frames hold what was being done; the words need memory, too
+                fail(_no_memory(error, command.__name__), json=json)
+            # a full disk, a folder that cannot be written: the system's word, not our bug
+            fail(_refused(error) if isinstance(error, OSError) else _bug(error), json=json)
 
     return run
+
+
+def memory_refused(error: BaseException) -> bool:
+    """Say whether the system's refusing memory (or threads, which need some) is what `error` comes from."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOMEM, errno.EAGAIN)
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+
+
+def _no_memory(error: BaseException, command: str) -> StrataError:
+    lines = [line for line in str(error).splitlines() if any(words in line for words in _NO_MEMORY)]
+    words = lines[0] if lines else (getattr(error, "strerror", None) or "out of memory")
+    return StrataError(
+        f"strata {command}",
+        f"the system refuses this process memory or a thread ({words})",
+        "Raise the limits on this process (ulimit -v and -u, the container's), or close other programs",
+    )
 
 
 def _refused(error: OSError) -> StrataError:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from strata.doctor.plan import PlanOptions
 
 
+_STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+
+
 @dataclass(frozen=True)
 class Imagined:
     """A machine that one does not have: its RAM in bytes and its system; its card is what --gpu names."""
@@ -39,6 +42,8 @@ def show_plan(
 
     from strata.doctor.plan_table import plan_table
 
+    if output is not None and str(output) in _STDOUT:  # the one document that was asked for, and no table around it
+        output, json = None, True
     opened = open_model(model, header_only=True)
     assumed: tuple[str, ...] = ()
     if imagined is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.cli.progress import spinner, steps
-from strata.errors import PlanInfeasible
+from strata.errors import PlanInfeasible, UsageError
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
@@ -36,7 +36,7 @@ def open_model(model: str, *, header_only: bool = False) -> OpenModel:
     from strata.gguf.reader import open_gguf
     from strata.sources.resolve import resolve
 
-    with steps() as progress:
+    with steps(aloud=True) as progress:
         path = resolve(model, progress=progress)
     file = open_gguf(path, header_only=header_only)
     return OpenModel(file, read_model_facts(file))
@@ -88,6 +88,30 @@ def make_or_load_plan(
 
     plan = load_plan(saved)
     return plan, tuple(check_saved(plan, facts, model))
+
+
+def require_no_options(options: PlanOptions) -> None:
+    """Refuse options of the planner beside a saved plan, which holds its own.
+
+    Raises
+    ------
+    UsageError
+        Naming the first such option.
+    """
+    import msgspec
+
+    from strata.doctor.plan import PlanOptions
+
+    given, unsaid = msgspec.structs.asdict(options), msgspec.structs.asdict(PlanOptions())
+    for name, value in given.items():
+        if value != unsaid[name]:
+            option = "--vram-reserve-mib" if name == "vram_reserve_bytes" else f"--{name}".removesuffix("_bytes")
+            option = option.replace("_", "-")
+            raise UsageError(
+                f"follow a saved plan (--plan) with {option}",
+                f"the plan was made with its own {option}",
+                f"Leave {option} out, or make a new plan: strata plan MODEL {option} ... -o FILE",
+            )
 
 
 def require_feasible(plan: AllocationPlan) -> None:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from strata.cli.output import err
+from strata.cli.output import err, say
 from strata.doctor.units import size
 
 Steps = Callable[[str, int | None, int | None], None]  # what is being done, how much is done, how much it is in all
 
 
 @contextmanager
-def steps(unit: str = "bytes") -> Iterator[Steps]:
+def steps(unit: str = "bytes", *, aloud: bool = False) -> Iterator[Steps]:
     """Show one line for each step that is reported: a spinner, or a bar with speed where a total is known.
 
     Parameters
     ----------
     unit : str
         What is counted; bytes are shown in MiB and GiB.
+    aloud : bool
+        Where stderr is no terminal, name each step in a line of its own: for what takes minutes.
 
     Yields
     ------
@@ -47,6 +49,8 @@ def steps(unit: str = "bytes") -> Iterator[Steps]:
 
         def report(what: str, done: int | None, total: int | None) -> None:
             if what not in tasks:
+                if aloud and not err().is_terminal:
+                    say(f"{what} ...")
                 tasks[what] = bar.add_task(what, total=total)
                 for earlier in list(tasks)[:-1]:
                     bar.update(tasks[earlier], visible=False)  # type: ignore[arg-type]

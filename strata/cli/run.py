@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from strata.cli.output import err, say, unicode_ok, warn
-from strata.cli.preflight import OpenModel, make_or_load_plan, open_model, require_feasible, take_facts
-from strata.cli.progress import steps
-from strata.errors import AllocationFailed, UsageError
+from strata.cli.output import err, warn
+from strata.cli.preflight import (
+    OpenModel,
+    make_or_load_plan,
+    open_model,
+    require_feasible,
+    require_no_options,
+    take_facts,
+)
+from strata.cli.prompt import check_prompt, read_prompt, room
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
     from strata.doctor.plan import AllocationPlan, PlanOptions
-    from strata.runtime.engine import Engine
-    from strata.runtime.runlog import RunLog
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         Whatever keeps it from answering; nothing stays allocated.
     """
     from strata.cli.conversation import Conversation
+    from strata.cli.loading import load, require_context, show_plan
     from strata.cli.session import Session
     from strata.runtime.models import load_config
     from strata.runtime.runlog import RunLog, fingerprint, log_folder
@@ -60,41 +62,31 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
             temperature=request.temp, top_k=request.top_k, top_p=request.top_p, min_p=request.min_p, seed=seed
         )
     )
-    prompt = _prompt(request)
+    check_prompt(request.prompt, request.system, json=request.json)
+    if request.plan_file is not None:
+        require_no_options(options)
     model = open_model(request.model)
     with model.file, RunLog(log_folder(), warn=warn) as log:
         load_config(model.file)  # refuses what cannot run before anything is planned or loaded
         facts = take_facts(model.file.path)
         log.event("start", versions=_versions(), facts_sha256=fingerprint(facts))
         plan, notes = make_or_load_plan(model.facts, facts, options, request.plan_file)
+        for note in notes:
+            warn(note)
         if not request.json:
             _show_preflight(facts, model, plan, options)
-        _show_plan(plan, notes, quiet=request.json)
+            show_plan(plan)
         require_feasible(plan)
-        conversation = Conversation(model.file, chat=request.chat, system=request.system)
-        with _load(model, plan, options, log) as engine:
+        require_context(plan)
+        conversation = Conversation(model.file, chat=request.chat, system=request.system, room=room(plan, model.facts))
+        prompt = read_prompt(request.prompt)  # what stands against the run is said before stdin is waited for
+        tokens = None if prompt is None else conversation.ask(prompt)
+        with load(model, plan, log, quiet=request.json) as engine:
             session = Session(engine, conversation, sampler, log, seed=seed, max_tokens=request.max_tokens)
-            if prompt is None:
+            if tokens is None:
                 session.chat()
             else:
-                session.answer_once(prompt, json=request.json)
-
-
-def _prompt(request: RunRequest) -> str | None:
-    """Return the prompt of -p or stdin, or None when a person sits at the terminal."""
-    text = request.prompt
-    if text == "-" or (text is None and not sys.stdin.isatty()):
-        try:
-            text = sys.stdin.read()
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                "read the prompt from stdin", f"it is not UTF-8 ({error.reason})", "Give UTF-8 text"
-            ) from None
-    if text is not None and not text.strip():
-        raise UsageError("answer a prompt", "the prompt is empty", 'Give one: -p "What is the capital of France?"')
-    if text is None and request.json:
-        raise UsageError("run --json", "a chat has no one JSON document", "Give a prompt with -p, or text on stdin")
-    return text
+                session.answer_once(tokens, json=request.json)
 
 
 def _versions() -> dict[str, str]:
@@ -113,47 +105,3 @@ def _show_preflight(facts: Facts, model: OpenModel, plan: AllocationPlan, option
     from strata.doctor.report import TerminalReport
 
     err().print(TerminalReport(diagnose(facts, model=model.facts, plan=plan, options=options), brief=True))
-
-
-def _show_plan(plan: AllocationPlan, notes: tuple[str, ...], *, quiet: bool) -> None:
-    from strata.doctor.plan_table import plan_table
-
-    for note in notes:
-        warn(note)
-    if not quiet:
-        err().print(plan_table(plan, unicode=unicode_ok(sys.stderr)))
-        err().print()
-
-
-def _load(model: OpenModel, plan: AllocationPlan, options: PlanOptions, log: RunLog) -> Engine:
-    """Load by the plan; when a memory refuses a line, plan once more with what it gave, and say so."""
-    try:
-        return _load_once(model, plan, log)
-    except AllocationFailed as refusal:
-        say(f"{refusal.asked}: {refusal.found}")
-        say("Planning once more, with no more RAM than was granted.")
-        granted = _granted_bytes(plan, refusal)
-        log.event("replan", refused=refusal.line, ram_budget_bytes=granted)
-    options = msgspec.structs.replace(options, ram_budget_bytes=granted)
-    plan, _ = make_or_load_plan(model.facts, take_facts(model.file.path), options)
-    _show_plan(plan, (), quiet=False)
-    require_feasible(plan)
-    return _load_once(model, plan, log)
-
-
-def _granted_bytes(plan: AllocationPlan, refusal: AllocationFailed) -> int:
-    """Return the bytes of RAM that were granted before the refusal: the lines in front of the refused one."""
-    from strata.doctor.plan import Tier
-
-    lines = [line for line in plan.reservations if line.tier is not Tier.FILE]
-    refused = next(index for index, line in enumerate(lines) if line.id == refusal.line)
-    return sum(line.bytes for line in lines[:refused])
-
-
-def _load_once(model: OpenModel, plan: AllocationPlan, log: RunLog) -> Engine:
-    from strata.runtime.engine import Engine
-
-    with steps() as progress:
-        return Engine.load(
-            model.file, plan, progress=lambda done, total: progress("loading", done, total), log=log.event
-        )

@@ -63,9 +63,9 @@ class Session:
         self._seed = seed
         self._max_tokens = max_tokens
 
-    def answer_once(self, prompt: str, *, json: bool) -> None:
-        """Answer one prompt and end the program: 0, or 130 when Ctrl-C stopped it."""
-        answer = self._answer(prompt, stream=not json)
+    def answer_once(self, tokens: list[int], *, json: bool) -> None:
+        """Continue what was asked and end the program: 0, or 130 when Ctrl-C stopped it."""
+        answer = self._answer(tokens, stream=not json)
         if json:
             document = {
                 "schema_version": 1,
@@ -95,7 +95,7 @@ class Session:
                     self._conversation.clear()
                     continue
             try:
-                answer = self._answer(prompt, stream=True)
+                answer = self._answer(self._conversation.ask(prompt), stream=True)
             except UsageError as error:  # too long for the context, or refused by the template: the chat goes on
                 say(f"{error.asked}: {error.found}. {error.remedy}")
                 self._conversation.clear()
@@ -104,8 +104,7 @@ class Session:
             self._say_figures(answer.stats)
         self._say_memory()
 
-    def _answer(self, prompt: str, *, stream: bool) -> Answer:
-        tokens = self._conversation.ask(prompt)
+    def _answer(self, tokens: list[int], *, stream: bool) -> Answer:
         decoder = self._conversation.decoder()
         pieces: list[str] = []
 
@@ -178,6 +177,9 @@ def _read_line() -> str | None:
     except EOFError:
         say("")
         return None
+    except KeyboardInterrupt:
+        say("")  # what follows does not belong behind the prompt
+        raise
 
 
 def _rate(tokens: int, per_s: float | None) -> str:

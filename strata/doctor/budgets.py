@@ -8,7 +8,7 @@ budget and a note says that it was not verified, or the question is `Undetermine
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from strata.doctor.facts import Facts, HostFacts
 from strata.doctor.plan import Budget, PlanOptions, SharedBudget, Tier
@@ -20,6 +20,12 @@ TIER_NAMES = {
     Tier.PINNED: "page-locked RAM",
     Tier.PAGEABLE: "pageable RAM",
     Tier.FILE: "the model file",
+}
+# On a CPU every tier is RAM; two may be bounded by an option of their own, under whose name people know them.
+CPU_TIER_NAMES = TIER_NAMES | {
+    Tier.VRAM: "RAM within --vram-budget",
+    Tier.PINNED: "RAM within --pinned-budget",
+    Tier.PAGEABLE: "RAM",
 }
 NO_LIMIT = "no limit"  # the reason a probe gives for a limit that does not exist
 
@@ -44,12 +50,18 @@ class Limits:
     budgets: tuple[Budget, ...]
     shared: tuple[SharedBudget, ...]
     notes: tuple[str, ...] = ()
+    names: Mapping[Tier, str] = field(default_factory=lambda: TIER_NAMES)
 
     def bounds(self) -> tuple[Bound, ...]:
         """Return every bound that a plan must keep, the memories that several tiers share first."""
         together = tuple(Bound(s.name, s.tiers, s.usable_bytes - s.reserve_bytes) for s in self.shared)
-        alone = tuple(Bound(TIER_NAMES[b.tier], (b.tier,), b.usable_bytes - b.reserve_bytes) for b in self.budgets)
+        alone = tuple(Bound(self.names[b.tier], (b.tier,), b.usable_bytes - b.reserve_bytes) for b in self.budgets)
         return together + alone
+
+
+def tier_names(backend: str) -> Mapping[Tier, str]:
+    """Return what people call the tiers of a backend ("numpy", "cuda")."""
+    return CPU_TIER_NAMES if backend == "numpy" else TIER_NAMES
 
 
 def room(bounds: Iterable[Bound], used: Mapping[Tier, int], tier: Tier) -> int:
@@ -168,4 +180,4 @@ def numpy_limits(facts: Facts, options: PlanOptions) -> Limits:
         formula=ram.formula,
         source=ram.source,
     )
-    return Limits(tuple(budgets), (shared,), ram.notes)
+    return Limits(tuple(budgets), (shared,), ram.notes, CPU_TIER_NAMES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import platform
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from strata.doctor.files import write_files
 from strata.doctor.findings import Report
 from strata.doctor.markdown import cut, to_markdown
 from strata.doctor.redact import Redactor, Replaced
@@ -59,7 +59,7 @@ def write_bundle(
 
     Raises
     ------
-    UsageError
+    StrataError
         When a file cannot be written.
     """
     redactor = redactor or Redactor()
@@ -124,17 +124,10 @@ def _file_name(name: str) -> str:
 
 
 def _write(files: Mapping[Path, bytes]) -> None:
-    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in files}
+    folder = next(iter(files)).parent
+    asked, remedy = f"write a report to {folder}", "Choose another folder: strata report -o DIR"
     try:
-        for path, data in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary[path].write_bytes(data)
-        for path in files:
-            temporary[path].replace(path)
-    except OSError as failure:
-        for leftover in temporary.values():
-            with suppress(OSError):
-                leftover.unlink()
-        folder = next(iter(files)).parent
-        why = failure.strerror or str(failure)
-        raise UsageError(f"write a report to {folder}", why, "Choose another folder: strata report -o DIR") from None
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(asked, error.strerror or str(error), remedy) from None
+    write_files(files, asked, remedy)

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from strata.doctor.budgets import tier_names
 from strata.doctor.plan import AllocationPlan, Change, PlanOptions, Tier
 from strata.doctor.units import GIB, MIB, size
 
@@ -108,7 +109,7 @@ def _knobs(plan: AllocationPlan) -> Iterator[Knob]:
     o = plan.options
     for field, name, what in (
         ("ram_budget_bytes", "--ram-budget", "RAM"),
-        ("vram_budget_bytes", "--vram-budget", "VRAM"),
+        ("vram_budget_bytes", "--vram-budget", tier_names(plan.device.backend)[Tier.VRAM]),
     ):
         budget = getattr(o, field)
         if budget is not None:

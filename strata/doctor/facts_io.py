@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from strata.doctor.facts import SCHEMA_VERSION, Facts
+from strata.doctor.files import write_files
 from strata.errors import UsageError
 
 
@@ -48,14 +47,8 @@ def write_facts(facts: Facts, path: Path) -> None:
 
     Raises
     ------
-    UsageError
+    StrataError
         When the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
-        temporary.replace(path)
-    except OSError as failure:
-        with suppress(OSError):
-            temporary.unlink()
-        raise UsageError(f"write facts to {path}", failure.strerror or str(failure), "Choose another file") from None
+    data = msgspec.json.format(msgspec.json.encode(facts)) + b"\n"
+    write_files({path: data}, f"write facts to {path}", "Choose another file")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from strata.doctor.budgets import TIER_NAMES
+from strata.doctor.budgets import tier_names
 from strata.doctor.plan import AllocationPlan, Tier
 from strata.doctor.units import size
 
@@ -22,10 +22,11 @@ def _broken(plan: AllocationPlan) -> Iterator[str]:
     for line in plan.reservations:
         if line.bytes < 0:
             yield f'the line "{line.id}" has {line.bytes} bytes'
+    names = tier_names(plan.device.backend)
     for budget in plan.budgets:
         over = plan.planned_bytes(budget.tier, budget.device) + budget.reserve_bytes - budget.usable_bytes
         if over > 0:
-            yield f"{TIER_NAMES[budget.tier]} is overfull by {size(over)}"
+            yield f"{names[budget.tier]} is overfull by {size(over)}"
     for shared in plan.shared:
         taken = sum(plan.planned_bytes(tier) for tier in shared.tiers)
         if (over := taken + shared.reserve_bytes - shared.usable_bytes) > 0:
@@ -33,7 +34,7 @@ def _broken(plan: AllocationPlan) -> Iterator[str]:
     known = {(budget.tier, budget.device) for budget in plan.budgets}
     for line in plan.reservations:
         if line.tier is not Tier.FILE and (line.tier, line.device) not in known:
-            yield f'the line "{line.id}" lies in {line.tier} of {line.device}, which has no budget'
+            yield f'the line "{line.id}" lies in {names[line.tier]}, which has no budget'
     if not 1 <= plan.chunk <= plan.context:
         yield f"prompts of {plan.chunk} tokens at a time do not go with a context of {plan.context}"
     e = plan.experts

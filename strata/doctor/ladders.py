@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from strata.doctor.budgets import TIER_NAMES
 from strata.doctor.candidates import Backend
 from strata.doctor.plan import Reservation, Tier
 from strata.doctor.request import Request
@@ -24,7 +23,7 @@ def given_up(backend: Backend, request: Request, fixed: tuple[Reservation, ...],
         usable = next(b.usable_bytes for b in backend.limits.budgets if b.tier is best.embedding)
         table = next(line for line in fixed if line.id == "embedding").bytes
         why = "experts gain more from it" if usable >= table else f"only {size(usable)} of that may be used"
-        lies, wished = TIER_NAMES[where.embedding], TIER_NAMES[best.embedding]
+        lies, wished = backend.limits.names[where.embedding], backend.limits.names[best.embedding]
         sentences.append(f"The embedding ({size(table)}) lies in {lies}, not in {wished}: {why}.")
     if where.slots == total:
         return tuple(sentences)
@@ -37,6 +36,6 @@ def given_up(backend: Backend, request: Request, fixed: tuple[Reservation, ...],
         (where.pageable, Tier.PAGEABLE),
         (total - where.pinned - where.pageable, Tier.FILE),
     )
-    lie = [f"{count:,} in {TIER_NAMES[tier]}" for count, tier in places if count]
+    lie = [f"{count:,} in {backend.limits.names[tier]}" for count, tier in places if count]
     sentences.append(f"When missed, experts are read as stored: {', '.join(lie)}.")
     return tuple(sentences)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from strata import __version__
-from strata.doctor.budgets import TIER_NAMES
+from strata.doctor.budgets import tier_names
 from strata.doctor.candidates import Backend, HostChoice
 from strata.doctor.facts import Facts
+from strata.doctor.files import write_files
 from strata.doctor.invariants import broken
 from strata.doctor.plan import SCHEMA_VERSION, AllocationPlan, Tier
 from strata.doctor.planner import backend_for
@@ -28,20 +28,13 @@ def save_plan(plan: AllocationPlan, path: Path) -> None:
 
     Raises
     ------
-    UsageError
+    StrataError
         The path cannot be written.
     """
     text = msgspec.json.format(msgspec.json.encode(plan), indent=2)
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            file.write(text + b"\n")
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    try:
-        Path(file.name).replace(path)
-    except OSError as error:
-        Path(file.name).unlink()
-        raise _cannot_write(path, error) from error
+    write_files(
+        {path: text + b"\n"}, f"save the plan as {path}", "Give a path in a folder that exists and can be written"
+    )
 
 
 def load_plan(path: Path) -> AllocationPlan:
@@ -91,12 +84,12 @@ def _too_small(plan: AllocationPlan, backend: Backend) -> Iterator[str]:
         threads=plan.threads,
     )
     fixed = backend.fixed_lines(request, plan.chunk, host)
-    e = plan.experts
+    e, names = plan.experts, tier_names(plan.device.backend)
     for needed in fixed + backend.expert_lines(e.slots, e.pinned, e.pageable):
         line = plan.line(needed.id)
         if line is None or line.bytes < needed.bytes or line.tier is not needed.tier:
-            has = "no such line" if line is None else f"{size(line.bytes)} of {TIER_NAMES[line.tier]}"
-            yield f'"{needed.id}" needs {size(needed.bytes)} of {TIER_NAMES[needed.tier]} and the plan has {has}'
+            has = "no such line" if line is None else f"{size(line.bytes)} of {names[line.tier]}"
+            yield f'"{needed.id}" needs {size(needed.bytes)} of {names[needed.tier]} and the plan has {has}'
 
 
 class _Versioned(msgspec.Struct):
@@ -150,11 +143,3 @@ def check_saved(plan: AllocationPlan, facts: Facts, model: ModelFacts) -> tuple[
     if plan.device.name != device.name:
         notes.append(f"The plan calls the device {plan.device.name}; it is {device.name} now.")
     return tuple(notes)
-
-
-def _cannot_write(path: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"save the plan as {path}",
-        error.strerror or str(error),
-        "Give a path in a folder that exists and can be written",
-    )

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from strata.doctor.budgets import TIER_NAMES
+from strata.doctor.budgets import TIER_NAMES, tier_names
 from strata.doctor.plan import AllocationPlan, Reservation, Tier
 from strata.doctor.units import MIB, size
 
@@ -78,7 +78,7 @@ def _memories(plan: AllocationPlan) -> Iterator[tuple[str, int, int, int]]:
         share = ram is not None and budget.tier in ram.tiers
         if not share or (ram and 0 < budget.usable_bytes < ram.usable_bytes):
             used = plan.planned_bytes(budget.tier, budget.device)
-            name = "VRAM share" if share and budget.tier is Tier.VRAM else TIER_NAMES[budget.tier]
+            name = tier_names(plan.device.backend)[budget.tier].removeprefix("RAM within ")
             yield name, used, budget.reserve_bytes, budget.usable_bytes
     for memory in plan.shared:
         used = sum(plan.planned_bytes(tier) for tier in memory.tiers)

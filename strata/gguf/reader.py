@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import mmap
 import os
@@ -163,7 +164,8 @@ def open_gguf(path: str | Path, *, header_only: bool = False) -> GGUFFile:
 def _map(path: Path, asked: str) -> mmap.mmap:
     try:
         if not path.exists():
-            raise UsageError(asked, "there is no such file", _suggest(path))
+            found = "this is a link to what is not there" if path.is_symlink() else "there is no such file"
+            raise UsageError(asked, found, _suggest(path))
         if path.is_dir():
             raise UsageError(asked, "this is a folder", _suggest(path / "model.gguf"))
         if not path.is_file():  # opening a pipe would wait for ever
@@ -172,14 +174,22 @@ def _map(path: Path, asked: str) -> mmap.mmap:
             if not os.fstat(file.fileno()).st_size:
                 raise ModelFileError(asked, "the file is empty", "Download it again")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelFileError(asked, f"the system refuses: {error.strerror}", "Check the file's permissions") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP):
+            raise UsageError(asked, "no file can have this path", "Give the path of a .gguf file") from None
+        raise ModelFileError(asked, f"the system refuses: {error.strerror}", _remedy(error)) from None
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno == errno.ENOMEM:  # a mapping takes no RAM, but it counts against `ulimit -v`
+        return "Raise the limit on this process's address space (ulimit -v)"
+    return "Check the file's permissions"
 
 
 def _suggest(path: Path) -> str:
     """Name the files beside `path` that may have been meant."""
     try:
-        models = sorted(file.name for file in path.parent.glob("*.gguf"))
+        models = sorted(file.name for file in path.parent.glob("*.gguf") if file.is_file())
     except (OSError, ValueError):  # an unreadable folder, or a path that no system can have
         models = []
     close = difflib.get_close_matches(path.name, models, n=3, cutoff=0.5) or models[:3]

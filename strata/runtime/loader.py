@@ -42,7 +42,7 @@ _LINES = (
 )
 
 LoadProgress = Callable[[int, int], None]  # bytes read, bytes to read
-MakePolicy = Callable[[int], EvictionPolicy]  # from the number of experts in the model
+MakePolicy = Callable[[int, int], EvictionPolicy]  # from the number of layers, and of experts in each
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ def load_model(
     if facts.experts:
         store = ExpertStore(file, _expert_tensors(facts), facts.experts, plan.experts, memory)
         slots = HostSlots(memory, facts, plan.experts.slots)
-        keys = facts.layers * facts.experts
-        experts = ExpertCache(store, slots, policy(keys), layers=facts.layers, ops=ops)
+        experts = ExpertCache(store, slots, policy(facts.layers, facts.experts), layers=facts.layers, ops=ops)
 
     to_read = weights.stored_bytes + (store.held_bytes if store else 0)
     read = 0

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from strata.doctor.plan import AllocationPlan, Reservation, Tier
 from strata.errors import AllocationFailed, PlanViolation
 from strata.gguf.footprint import BufferSpec
 from strata.kernels.ops import Array
-from strata.runtime.process_memory import MemoryReport, TierMemory
+from strata.runtime.process_memory import MemoryReport, TierMemory, map_private
 
 Step = Callable[[int], None]  # told the bytes of each step of filling what was taken
 
@@ -35,6 +34,8 @@ _DTYPES = {"f16": np.float16, "f32": np.float32, "i32": np.int32}  # by the name
 TEMPORARIES_LINE = "temporaries"  # charged for what libraries allocate by themselves
 _REMEDY = "Close other programs, or plan again with a smaller budget"
 _TOUCH_STEP = 256 << 20  # bytes touched between two chances to be interrupted
+
+_TIER_NAMES = {Tier.VRAM: "VRAM", Tier.PINNED: "page-locked RAM", Tier.PAGEABLE: "RAM"}
 
 AllocationLog = Callable[[Reservation, Exception | None], None]  # the reservation, and why it was refused
 
@@ -80,7 +81,7 @@ class HostBlock:
     """Anonymous RAM straight from the operating system, touched, so that it is there and stays there."""
 
     def __init__(self, nbytes: int) -> None:
-        self._map = _map_private(nbytes)
+        self._map = map_private(nbytes)
         pages = np.frombuffer(self._map, np.uint8)
         try:
             for start in range(0, nbytes, _TOUCH_STEP):
@@ -103,12 +104,6 @@ class HostBlock:
             self._map.close()
         except BufferError:  # a view is alive: the mapping goes when the last one does
             return
-
-
-def _map_private(nbytes: int) -> mmap.mmap:
-    if sys.platform == "win32":
-        return mmap.mmap(-1, nbytes)
-    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # the default, shared, is shmem
 
 
 def take_host(reservation: Reservation) -> Block:
@@ -234,6 +229,10 @@ class PlannedMemory:
             _, taken = self._taken.popitem()
             taken.block.release()
 
+    def _memory(self, reservation: Reservation) -> str:
+        """Name the memory a line lies in, for people: on a CPU every tier is RAM, whatever it plays."""
+        return "RAM" if self._plan.device.backend == "numpy" else _TIER_NAMES[reservation.tier]
+
     def _take_line(self, line: str, name: str) -> _Taken:
         reservation = self._plan.line(line)
         if reservation is None:
@@ -249,8 +248,8 @@ class PlannedMemory:
         except (MemoryError, OSError) as error:
             self._log(reservation, error)
             raise AllocationFailed(
-                f'take {reservation.bytes} bytes of {reservation.tier} memory for "{line}" ({reservation.what})',
-                f"the memory was refused ({_words(error)})",
+                f'take {_size(reservation.bytes)} of {self._memory(reservation)} for "{line}" ({reservation.what})',
+                f"the system refused it ({_plainly(error)})",
                 _REMEDY,
                 line=line,
                 nbytes=reservation.bytes,
@@ -271,8 +270,19 @@ def allocation_event(reservation: Reservation, refusal: Exception | None) -> dic
     return event
 
 
+def _size(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):,.1f} MiB" if nbytes >= 1 << 20 else f"{nbytes:,} bytes"
+
+
 def _words(error: Exception) -> str:
     return str(error) if isinstance(error, MemoryRefused) else f"{type(error).__name__}: {error}"
+
+
+def _plainly(error: Exception) -> str:
+    """Say why memory was refused, for people; the log has the type too."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or "no reason was given"
 
 
 @contextmanager
@@ -284,7 +294,7 @@ def charged_to(plan: AllocationPlan, line: str) -> Iterator[None]:
         reservation = plan.line(line)
         raise AllocationFailed(
             f'work within the plan\'s line "{line}"',
-            f"the memory was refused ({error or 'no reason was given'})",
+            f"the system refused memory ({_plainly(error)})",
             _REMEDY,
             line=line,
             nbytes=reservation.bytes if reservation else 0,

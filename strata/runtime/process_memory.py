@@ -6,6 +6,8 @@ out: they are the page cache's, come back for the asking and are no part of a pl
 
 from __future__ import annotations
 
+import mmap
+import sys
 from pathlib import Path
 
 import msgspec
@@ -14,6 +16,7 @@ import psutil
 from strata.doctor.plan import Tier
 
 _STATUS = Path("/proc/self/status")
+_STEP = 1 << 20  # bytes
 _ANONYMOUS_FIELDS = ("RssAnon:", "RssShmem:")
 
 
@@ -31,6 +34,30 @@ def anonymous_bytes() -> int:
     if not kib:  # kernels before 4.5 do not tell anonymous pages apart
         return int(psutil.Process().memory_full_info().uss)
     return sum(kib) * 1024
+
+
+def map_private(nbytes: int) -> mmap.mmap:
+    """Map anonymous RAM of this process alone; nothing is taken until it is touched."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, nbytes)
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # the default, shared, is shmem
+
+
+def mappable_bytes(most: int) -> int:
+    """Return how much more RAM the system would grant this process, `most` at most, to 1 MiB.
+
+    Found by halving, with mappings that are never touched and so take no RAM: what limits the address space
+    (``ulimit -v``) or all that may be promised (strict overcommit) refuses them, a container's limit does not.
+    """
+    granted, refused = 0, most + 1
+    while refused - granted > _STEP:
+        middle = (granted + refused) // 2
+        try:
+            map_private(middle).close()
+            granted = middle
+        except (OSError, MemoryError):
+            refused = middle
+    return granted
 
 
 class TierMemory(msgspec.Struct, frozen=True):

@@ -46,7 +46,7 @@ class SamplerOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require(0 <= self.temperature < math.inf, "--temp", self.temperature, "0 (greedy) or more", "0.8")
+        _require(0 <= self.temperature < math.inf, "--temp", self.temperature, "finite, and 0 (greedy) or more", "0.8")
         _require(self.top_k >= 0, "--top-k", self.top_k, "0 (off) or more", "40")
         _require(0 < self.top_p <= 1, "--top-p", self.top_p, "above 0 and at most 1 (off)", "0.95")
         _require(0 <= self.min_p <= 1, "--min-p", self.min_p, "from 0 (off) to 1", "0.05")

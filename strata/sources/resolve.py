@@ -41,4 +41,8 @@ def resolve(model: str, *, progress: Progress) -> Path:
             "fetching from a hub is not implemented yet",
             "Download the .gguf file yourself and give its path",
         )
+    if model.startswith(("http://", "https://")):
+        raise UsageError(
+            f"open model {model}", "this is an address, and models are read from files", "Download it and give its path"
+        )
     return Path(model)

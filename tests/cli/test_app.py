@@ -87,6 +87,8 @@ def test_doctor_gives_a_verdict_first_and_json_alone() -> None:
     ("arguments", "words"),
     [
         (["run", "no-such.gguf", "-p", "x"], ["no-such.gguf", "there is no such file"]),
+        (["run", "https://host/model.gguf", "-p", "x"], ["this is an address"]),
+        (["run", "x" * 5000, "-p", "x"], ["no file can have this path"]),
         (["run", MODEL, "-p", " "], ["the prompt is empty"]),
         (["run", MODEL, "-p", "x", "--temp", "-1"], ["--temp"]),
         (["run", MODEL, "-p", "x", "--kv", "q4"], ["--kv"]),
@@ -108,6 +110,13 @@ def test_errors_are_json_too_when_json_was_asked_for() -> None:
     result = strata("run", "no-such.gguf", "-p", "x", "--json")
     assert result.returncode == 2
     assert json.loads(result.stdout)["error"]["found"] == "there is no such file"
+
+
+@pytest.mark.parametrize("wrong", [["--temp", "abc"], ["--ram-budget", "8"], ["--no-such-option"]])
+def test_wrong_options_are_json_too(wrong: list[str]) -> None:
+    result = strata("run", MODEL, "-p", "x", "--json", *wrong)
+    assert result.returncode == 2
+    assert wrong[0] in json.loads(result.stdout)["error"]["found"]
 
 
 def test_a_model_that_cannot_run_is_refused_by_name(tmp_path: Path) -> None:
@@ -204,3 +213,54 @@ def test_what_stdout_cannot_show_or_take_is_no_bug(monkeypatch: pytest.MonkeyPat
     assert result.returncode == 1
     assert "No space left" in result.stderr
     assert "bug" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["", "run", "plan", "doctor", "report", "explain", "version"])
+def test_help_names_values_only_for_options_that_take_one(command: str) -> None:
+    result = strata(*command.split(), "--help")
+    assert result.returncode == 0
+    assert "bool" not in result.stdout
+    if command == "run":
+        said = " ".join(result.stdout.replace("│", " ").split())
+        assert "[default: random, and said]" in said
+        assert "4096 or the model's]" in said
+
+
+def test_a_plan_on_stdout_is_the_one_document(tmp_path: Path) -> None:
+    for path in ("-", "/dev/stdout"):
+        result = strata("plan", MODEL, "-o", path)
+        assert json.loads(result.stdout)["feasible"] is True
+    assert not Path("-").exists()
+
+
+def test_a_saved_plan_holds_its_own_options() -> None:
+    for option in (["--max-context", "64"], ["--ram-budget", "1GiB"], ["--vram-reserve-mib", "5"], ["--kv", "f16"]):
+        result = strata("run", MODEL, "-p", "x", "--plan", "whatever.json", *option)
+        assert_clear(result, 2, option[0], "--plan")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="holds a pipe open")
+def test_a_failed_preflight_does_not_wait_for_stdin() -> None:
+    reading, writing = os.pipe()
+    try:
+        command = [sys.executable, "-m", "strata", "run", MODEL, "--ram-budget", "100MiB"]
+        result = subprocess.run(command, stdin=reading, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert_clear(result, 1, "does not fit")
+
+
+@pytest.mark.parametrize(
+    ("words", "context", "said"),
+    [
+        (200, 64, "--max-context"),
+        (20_000, 64, "no --max-context helps"),
+    ],
+)
+def test_a_long_prompt_is_refused_before_loading(words: int, context: int, said: str, tmp_path: Path) -> None:
+    result = strata("run", MODEL, "--no-chat", "--max-context", str(context), stdin="word " * words)
+    assert_clear(result, 2, "tokens, and the context is 64", said)
+    logged = [json.loads(line)["event"] for line in next((tmp_path / "logs").iterdir()).read_text().splitlines()]
+    assert "plan" not in logged  # which the engine writes before it allocates anything
+    assert "allocation" not in logged

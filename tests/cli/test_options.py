@@ -25,7 +25,7 @@ def test_sizes(text: str, expected: int) -> None:
     assert parse_size(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "8", "GiB", "-1GiB", "8 parsecs", "1e9B", "0x10MiB", "8GiBs"])
+@pytest.mark.parametrize("text", ["", "8", "GiB", "-1GiB", "8 parsecs", "1e9B", "0x10MiB", "8GiBs", "9" * 400 + "GiB", "1025PiB"])
 def test_bad_sizes_are_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         parse_size(text)
@@ -34,7 +34,7 @@ def test_bad_sizes_are_refused(text: str) -> None:
 def test_auto_or_count() -> None:
     assert parse_auto("auto") == 0
     assert parse_auto("12") == 12
-    for text in ("0", "-3", "many", "1.5"):
+    for text in ("0", "-3", "many", "1.5", "9" * 5000):
         with pytest.raises(typer.BadParameter):
             parse_auto(text)
 
@@ -51,3 +51,10 @@ def test_unknown_choices_are_refused() -> None:
         plan_options(device="tpu")
     with pytest.raises(UsageError, match="f16"):
         plan_options(kv="q4")
+
+
+def test_options_that_contradict_or_mean_no_machine_are_refused() -> None:
+    with pytest.raises(UsageError, match="--gpu 0"):
+        plan_options(device="cpu", gpu="0")
+    with pytest.raises(UsageError, match="no device has as much"):
+        plan_options(vram_reserve_mib=10**20)

@@ -98,7 +98,7 @@ def edited(plan: AllocationPlan, line_id: str, **changes: object) -> AllocationP
         (lambda p: edited(p, "head", bytes=900 * GIB), "overfull"),
         (lambda p: edited(p, "head", id="tail"), '"head" needs .* no such line'),
         (lambda p: edited(p, "head", id="dense"), '"dense" occurs 2 times'),
-        (lambda p: edited(p, "head", tier=Tier.PAGEABLE, device="host"), '"head" needs .* of VRAM'),
+        (lambda p: edited(p, "head", tier=Tier.PAGEABLE, device="host"), '"head" needs .* of RAM within --vram-budget'),
         (lambda p: msgspec.structs.replace(p, context=100_000), "kv_cache"),
         (lambda p: msgspec.structs.replace(p, chunk=4000), "workspace"),
         (lambda p: msgspec.structs.replace(p, threads=64), "context"),

@@ -59,5 +59,5 @@ def test_there_is_a_bar_for_every_memory_and_coupling():
         return [line.split("[")[0].strip() for line in lines if "[#" in line]
 
     assert bars("fits") == ["RAM"]
-    assert bars("dense") == ["VRAM share", "RAM"]
+    assert bars("dense") == ["--vram-budget", "RAM"]
     assert bars("gpu") == ["VRAM", "RAM", "VRAM + locked", "commit limit"]

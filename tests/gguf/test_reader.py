@@ -1,5 +1,6 @@
 import hashlib
 import os
+import sys
 from pathlib import Path
 
 import gguf
@@ -139,5 +140,18 @@ def test_odd_files_are_refused_without_reading_them(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe.gguf")
         with pytest.raises(UsageError, match="not a regular file"):
             open_gguf(tmp_path / "pipe.gguf")
-    with pytest.raises(ModelFileError, match="the system refuses"):
-        open_gguf(tmp_path / ("x" * 5000))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+def test_a_link_to_nothing_is_named_as_that_and_never_suggested(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(tmp_path / "gone.gguf")
+    with pytest.raises(UsageError, match="a link to what is not there") as refusal:
+        open_gguf(tmp_path / "model.gguf")
+    assert "Did you mean" not in refusal.value.remedy
+
+
+def test_a_path_that_no_file_can_have_is_wrong_use() -> None:
+    with pytest.raises(UsageError, match="no file can have this path"):
+        open_gguf("x" * 5000)
+    with pytest.raises(UsageError):
+        open_gguf("a\0b")

@@ -10,17 +10,21 @@ from strata.runtime.memory import HostBlock
 
 
 class CountedBlock:
-    """A HostBlock that keeps count of how many are alive."""
+    """A HostBlock that keeps count of how many, and how many bytes, are alive."""
 
     alive = 0
+    alive_bytes = 0
 
     def __init__(self, nbytes: int) -> None:
         self._block = HostBlock(nbytes)
+        self._nbytes = nbytes
         CountedBlock.alive += 1
+        CountedBlock.alive_bytes += nbytes
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return self._block.array(offset, shape, dtype)
 
     def release(self) -> None:
         CountedBlock.alive -= 1
+        CountedBlock.alive_bytes -= self._nbytes
         self._block.release()

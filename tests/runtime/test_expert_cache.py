@@ -42,7 +42,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
 
 @contextmanager
 def cache_of(
-    file: GGUFFile, slots: int, policy: Callable[[int], EvictionPolicy] = LeastRecentlyUsed
+    file: GGUFFile, slots: int, policy: Callable[[int, int], EvictionPolicy] = LeastRecentlyUsed
 ) -> Iterator[ExpertCache]:
     facts = read_model_facts(file)
     slot = footprint.expert_slot_size(facts).bytes
@@ -54,7 +54,7 @@ def cache_of(
     with PlannedMemory(lines) as memory:
         pool = HostSlots(memory, facts, slots)
         store = ExpertStore(file, TENSORS, EXPERTS, none_held, memory)
-        yield ExpertCache(store, pool, policy(LAYERS * EXPERTS), layers=LAYERS, ops=NumpyOps(arrays))
+        yield ExpertCache(store, pool, policy(LAYERS, EXPERTS), layers=LAYERS, ops=NumpyOps(arrays))
 
 
 def calls(tokens: int, count: int) -> list[tuple[int, np.ndarray, np.ndarray]]:
@@ -80,7 +80,7 @@ def run(cache: ExpertCache, made: list[tuple[int, np.ndarray, np.ndarray]]) -> l
 @pytest.mark.parametrize("policy", [LeastRecentlyUsed, FrequencyOverAge])
 @pytest.mark.parametrize("slots", [1, TOP_K, 10, LAYERS * EXPERTS])
 def test_any_number_of_slots_gives_the_same_bits(
-    file: GGUFFile, slots: int, policy: Callable[[int], EvictionPolicy]
+    file: GGUFFile, slots: int, policy: Callable[[int, int], EvictionPolicy]
 ) -> None:
     made = calls(tokens=CHUNK, count=4) + calls(tokens=1, count=40)
     with cache_of(file, LAYERS * EXPERTS) as everything:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.doctor.budgets import usable_ram
+from strata.doctor.budgets import tier_names, usable_ram
 from strata.doctor.checks.check import Result, check, fail, passed, unknown, warn
 from strata.doctor.checks.machine import Machine
 from strata.doctor.plan import HOST, PlanOptions
@@ -55,9 +55,8 @@ def fits(m: Machine) -> Result | None:
     if m.plan is None:
         return passed("The plan fits.")
     sentence = m.plan.shortfall.sentence if m.plan.shortfall else ""
-    budgets = (
-        m.says("plan", f"{b.tier} on {b.device}: {size(b.usable_bytes)} usable ({b.formula})") for b in m.plan.budgets
-    )
+    names = tier_names(m.plan.device.backend)
+    budgets = (m.says("plan", f"{names[b.tier]}: {size(b.usable_bytes)} usable ({b.formula})") for b in m.plan.budgets)
     if m.plan.feasible:
         return passed(f"{m.plan.model.name} fits with a context of {m.plan.context:,} tokens.", *budgets)
     changes = "; or ".join(change.option for change in m.plan.changes)

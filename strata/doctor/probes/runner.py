@@ -6,6 +6,7 @@ might not end. A child that cannot be killed (uninterruptible wait in a wedged d
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -117,7 +118,11 @@ class _Child:
         )
         self._stderr = b""
         self._pipes = threading.Thread(target=self._serve_pipes, daemon=True)
-        self._pipes.start()
+        try:
+            self._pipes.start()
+        except RuntimeError as refusal:  # no memory for a thread, or too many of them
+            self.abandon()
+            raise OSError(errno.EAGAIN, str(refusal)) from refusal
 
     def _serve_pipes(self) -> None:
         """Hand over the request and keep the last words, in a thread of its own: either pipe may block."""
@@ -163,7 +168,8 @@ class _Child:
     def _last_record(self) -> Record:
         try:
             with self._result_path.open("rb") as file:
-                lines = file.read(RESULT_BYTES).split(b"\n")[:-1]  # what follows the last newline was cut short
+                nbytes = min(os.fstat(file.fileno()).st_size, RESULT_BYTES)
+                lines = file.read(nbytes).split(b"\n")[:-1]  # what follows the last newline was cut short
         except FileNotFoundError:
             return Record()
         for line in reversed(lines):

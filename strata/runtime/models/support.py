@@ -33,8 +33,21 @@ _UNUSED: dict[str, tuple[object, ...]] = {
     "logit_scale": (1,),
     "nextn_predict_layers": (0,),
     "residual_scale": (1,),
+    "rope.dimension_sections": (),
+    "rope.freq_base_swa": (),
+    "rope.scaling.alpha": (0, 1),
     "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (0,),
+    "rope.scaling.yarn_log_multiplier": (0,),
     "use_parallel_residual": (False,),
+}
+# Every other key of "rope." is refused, since it would turn q and k in a way that nobody here knows of.
+_ROPE_KEYS = {
+    *("dimension_count", "freq_base", "scaling.type", "scaling.factor", "scale_linear"),
+    *("scaling.original_context_length", "scaling.finetuned"),  # how it was trained, which only YaRN's formula reads
+    *("scaling.yarn_beta_fast", "scaling.yarn_beta_slow"),  # bounds of YaRN's ramp, which no other type has
+    *(key.removeprefix("rope.") for key in _UNUSED if key.startswith("rope.")),
 }
 _WORDS = {"expert_gating_func": {2: "sigmoid", 3: "softmax over the chosen", 4: "square root of softplus"}}
 
@@ -97,16 +110,30 @@ def check_tensors(file: GGUFFile, config: ModelConfig, model: type[Decoder]) -> 
 
 def _read_rope(file: GGUFFile, facts: ModelFacts, model: type[Decoder]) -> Rope:
     prefix = f"{facts.architecture}.rope."
-    scaling = file.metadata.get(prefix + "scaling.type", "none")
-    if scaling not in ("none", "linear"):
-        _refuse(file, f"{prefix}scaling.type is {scaling!r}; those implemented are none and linear")
+    for key in file.metadata:
+        if key.startswith(prefix) and key.removeprefix(prefix) not in _ROPE_KEYS:
+            _refuse(file, f"metadata key {key} is not known, and it would change the rotary embedding")
     dims = int(_real(file, prefix + "dimension_count", facts.key_length))
     if not 0 < dims <= facts.key_length or dims % 2:
         _refuse(file, f"{prefix}dimension_count is {dims} for heads of {facts.key_length}")
-    factor = _real(file, prefix + "scaling.factor", 1.0) if scaling == "linear" else 1.0
     base = _real(file, prefix + "freq_base", 10000.0)
-    frequencies = base ** (-np.arange(0, dims, 2) / dims) / factor
+    frequencies = base ** (-np.arange(0, dims, 2) / dims) / _rope_factor(file, prefix)
     return Rope(model.rope_style, dims, frequencies.astype(np.float32))
+
+
+def _rope_factor(file: GGUFFile, prefix: str) -> float:
+    """Read what positions are divided by.
+
+    As llama.cpp reads it: a file that names no type means linear, ``rope.scale_linear`` is the older name of the
+    factor, and a factor of 0 stands for none.
+    """
+    scaling = file.metadata.get(prefix + "scaling.type", "linear")
+    if scaling not in ("none", "linear"):
+        _refuse(file, f"{prefix}scaling.type is {scaling!r}; those implemented are none and linear")
+    key = prefix + ("scaling.factor" if prefix + "scaling.factor" in file.metadata else "scale_linear")
+    if scaling == "none" or file.metadata.get(key) == 0:
+        return 1.0
+    return _real(file, key, 1.0)
 
 
 def _real(file: GGUFFile, key: str, default: float | None = None) -> float:

@@ -43,6 +43,27 @@ def test_keys_that_change_nothing_are_accepted(tmp_path: Path, key: str, value: 
     load(tmp_path, keys | {f"qwen3moe.{key}": value}, tensors)
 
 
+@pytest.mark.parametrize(
+    ("rope", "factor"),
+    [
+        ({}, 1),
+        ({"scaling.type": "linear", "scaling.factor": 4.0}, 4),
+        ({"scaling.factor": 4.0}, 4),  # older files name no type: linear
+        ({"scaling.factor": 4.0, "scaling.original_context_length": 2048, "scaling.finetuned": True}, 4),
+        ({"scale_linear": 2.0}, 2),  # its name in the oldest files
+        ({"scale_linear": 2.0, "scaling.factor": 4.0}, 4),
+        ({"scaling.type": "linear"}, 1),
+        ({"scaling.type": "linear", "scaling.factor": 0.0}, 1),
+        ({"scaling.type": "none", "scaling.factor": 4.0}, 1),
+        ({"scaling.type": "none", "scaling.yarn_beta_fast": 32.0, "scaling.yarn_ext_factor": 0.0}, 1),
+    ],
+)
+def test_positions_are_divided_by_the_rope_factor(tmp_path: Path, rope: Keys, factor: float) -> None:
+    keys, tensors = moe_model()
+    config = load(tmp_path, keys | {f"qwen3moe.rope.{key}": value for key, value in rope.items()}, tensors)
+    np.testing.assert_allclose(config.rope.inverse_frequencies, 1e6 ** (-np.arange(16) / 16) / factor, rtol=1e-7)
+
+
 def test_normalisation_can_be_off(tmp_path: Path) -> None:
     keys, tensors = moe_model()
     assert not load(tmp_path, keys | {"qwen3moe.expert_weights_norm": False}, tensors).normalise
@@ -52,6 +73,15 @@ def test_normalisation_can_be_off(tmp_path: Path) -> None:
     ("key", "value", "words"),
     [
         ("rope.scaling.type", "yarn", "'yarn'; those implemented are none and linear"),
+        ("rope.scaling.factor", -2.0, "rope.scaling.factor is -2.0"),
+        ("rope.scaling.attn_factor", 1.5, "rope.scaling.attn_factor is 1.5"),
+        ("rope.scaling.yarn_ext_factor", 1.0, "rope.scaling.yarn_ext_factor is 1.0"),
+        ("rope.scaling.yarn_attn_factor", 0.5, "rope.scaling.yarn_attn_factor is 0.5"),
+        ("rope.scaling.yarn_log_multiplier", 0.25, "rope.scaling.yarn_log_multiplier is 0.25"),
+        ("rope.scaling.alpha", 1000.0, "rope.scaling.alpha is 1000.0"),
+        ("rope.freq_base_swa", 10000.0, "rope.freq_base_swa is 10000.0"),
+        ("rope.dimension_sections", np.array([16, 24, 24, 0], np.int32), "rope.dimension_sections is [16 24 24  0]"),
+        ("rope.freq_scale", 0.25, "rope.freq_scale is not known"),
         ("rope.dimension_count", 33, "dimension_count is 33"),
         ("rope.freq_base", -1.0, "rope.freq_base is -1.0"),
         ("expert_gating_func", 2, "expert_gating_func is 2 (sigmoid)"),
