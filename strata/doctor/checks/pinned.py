@@ -195,7 +195,7 @@ def zero_bytes(m: Machine) -> Result | None:
     if error is None:
         return None
     call = error.call or ""
-    if error.code != 1 or "host" not in call.lower() or not re.search(r"\(0(?:\.0+)? ?(?:[KMG]i?B|bytes)?\)", call):
+    if error.code != 1 or "host" not in call.lower() or not re.search(r"\(0(?:\.0+)? ?(?:[KMG]?i?B|bytes)?\)", call):
         return passed("The last run's failed call was not for an empty range.")
     return fail(
         "The last run page-locked an empty range.",
