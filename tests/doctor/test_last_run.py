@@ -128,6 +128,7 @@ def memory(free: int = 2 * GIB, taken: int = 11 * GIB, pinned: tuple[int, int] =
 
 def answered(seconds: float) -> GenerationStats:
     return GenerationStats(
+        reused_tokens=0,
         prefill_tokens=8,
         prefill_s=1.0,
         generated_tokens=101,
