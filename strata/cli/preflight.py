@@ -48,10 +48,13 @@ def take_facts(model: Path | None = None, recorded: Path | None = None) -> Facts
         from strata.doctor.facts_io import read_facts
 
         return read_facts(recorded)
-    from strata.doctor.gather import GatherOptions, gather
+    from strata.doctor.gather import GatherOptions, GatherWatch, gather
 
-    with spinner("checking the machine"):
-        return gather(GatherOptions(model=model))
+    with spinner("checking the machine") as now:
+        watch = GatherWatch(
+            started=lambda groups, limit_s: now(f"checking the machine: {', '.join(groups)} (at most {limit_s:.0f} s)")
+        )
+        return gather(GatherOptions(model=model), watch)
 
 
 def with_last_run(facts: Facts) -> Facts:

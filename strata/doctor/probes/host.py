@@ -138,7 +138,10 @@ def io_priority() -> str:
     """Return "low", "normal" or "high" for this process's I/O class."""
     import psutil
 
-    priority = psutil.Process().ionice()
+    try:
+        priority = psutil.Process().ionice()
+    except psutil.Error as failure:  # no /proc
+        raise Unknown(str(failure)) from None
     if priority.ioclass == psutil.IOPRIO_CLASS_IDLE:
         return "low"
     if priority.ioclass == psutil.IOPRIO_CLASS_RT:

@@ -20,14 +20,17 @@ from strata.doctor.cuda_codes import cuda_error
 from strata.doctor.facts import PinnedFacts, ProbeError, ProbeStatus
 from strata.doctor.probes.collect import Collector
 from strata.doctor.probes.cuda import device_uuid, driver_library, import_cupy
-from strata.doctor.probes.request import ProbeRequest, ProbeStopped
+from strata.doctor.probes.request import (
+    LARGE_CHUNK,
+    LEFT_FREE_BYTES,
+    MIB,
+    SMALL_CHUNK,
+    ProbeRequest,
+    ProbeStopped,
+)
 
-MIB = 1 << 20
-LARGE_CHUNK = 256 * MIB
-SMALL_CHUNK = 64 * MIB
 SCRATCH_BYTES = 16 * MIB  # device memory that chunks are copied through
 MALLOC_TEST_BYTES = MIB
-LEFT_FREE_BYTES = 256 * MIB  # device memory that the ballast must leave: VRAM is never probed to exhaustion
 _ALLOC_FLAGS = 3  # cudaHostAllocPortable | cudaHostAllocMapped; cudaHostRegister's two are the same
 _BAD_KERNEL = re.compile(r"6\.11(\.|-|$)")
 

@@ -113,7 +113,9 @@ def _result_files(groups: Sequence[str]) -> Iterator[dict[str, Path]]:
     """Give each group a path that its child can append to; in memory, on a system where no folder can be written."""
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-probe-", ignore_cleanup_errors=True))
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="strata-probe-", ignore_cleanup_errors=True)
+            )
         except OSError:
             if not hasattr(os, "memfd_create"):
                 raise

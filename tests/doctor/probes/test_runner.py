@@ -286,5 +286,7 @@ def test_what_a_probe_knows_is_told_while_it_works() -> None:
 
 
 def test_endless_results_are_bounded_in_memory() -> None:
-    probe = run_code("import time\nwhile True:\n    open(sys.argv[1], 'a').write('x' * 1_000_000)\n    time.sleep(0.02)", 1.0)
+    probe = run_code(
+        "import time\nwhile True:\n    open(sys.argv[1], 'a').write('x' * 1_000_000)\n    time.sleep(0.02)", 1.0
+    )
     assert (probe.status, probe.value) == (ProbeStatus.TIMED_OUT, None)
