@@ -1,8 +1,8 @@
 """`--deep`: how much page-locked memory this system grants while the device holds what a model's plan puts there.
 
 The order is the one that a run has: the plan without page-locked memory gives the device's part, which is held
-(the ballast) while memory is page-locked, chunk by chunk, to what the model could use and no further. The plan is then made
-again on what was granted.
+(the ballast) while memory is page-locked, chunk by chunk, to what the model could use and no further. The plan is
+then made again on what was granted.
 """
 
 from __future__ import annotations
