@@ -16,7 +16,8 @@ COMMANDS: dict[str, Sequence[str]] = {
     "nvidia-smi -q": ("nvidia-smi", "-q"),
     "nvidia-smi topo -m": ("nvidia-smi", "topo", "-m"),
     "pip list": (sys.executable, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check"),
-    **({"systeminfo": ("systeminfo",)} if sys.platform == "win32" else {"uname": ("uname", "-a"), "lscpu": ("lscpu",)}),
+    # Not systeminfo: it names the owner, the domain and the product's id, each after a word of the system's language.
+    **({"ver": ("cmd", "/c", "ver")} if sys.platform == "win32" else {"uname": ("uname", "-a"), "lscpu": ("lscpu",)}),
 }
 
 
