@@ -102,7 +102,7 @@ CANARY = (
 
 
 def smuggled(value: Any) -> Any:
-    """Return a document with the canary behind every string in it that is free text, and in every open mapping's keys."""
+    """Return a document with the canary behind every string that is free text, and behind open mappings' keys."""
     if isinstance(value, msgspec.Struct):
         fields = {name: smuggled(getattr(value, name)) for name in value.__struct_fields__}
         return msgspec.structs.replace(value, **fields)

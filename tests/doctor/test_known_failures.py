@@ -1,4 +1,4 @@
-"""Every kind of start-up failure that is publicly reported has a machine, whose verdict names that failure and no other."""
+"""Every kind of start-up failure that is publicly reported has a machine, whose verdict names that failure."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from strata.doctor.units import GIB, size
 
 LOCK_REMEDIES = {  # by VirtualLock's code
     87: "Nothing to set: the size is no multiple of a large page. Send us: strata report",
-    1314: "secpol.msc: Local Policies, User Rights Assignment, 'Lock pages in memory': add your user, then sign in anew",
+    1314: "secpol.msc: Local Policies, User Rights Assignment, 'Lock pages in memory': add yourself, sign in anew",
     1450: "Close other programs, or restart Windows: its pool of lockable memory is used up",
     1453: "Close other programs: the process may lock no more than its working set allows",
 }
