@@ -30,9 +30,9 @@ def newest_architecture(m: Machine) -> int:
     return max((v[0] * 10 + v[1] for text in capabilities if (v := version(text)) and len(v) == 2), default=0)
 
 
-def compiler_too_old(m: Machine) -> bool:
-    """Say whether NVRTC is known not to make code for one of the GPUs."""
-    return bool(m.cuda.nvrtc_max_arch and newest_architecture(m) > m.cuda.nvrtc_max_arch)
+def architecture_refused(m: Machine) -> bool:
+    """Say whether NVRTC refused to compile for the GPU's architecture."""
+    return m.cuda.kernel_error is not None and "gpu-architecture" in m.cuda.kernel_error.message
 
 
 @check("STR-CUPY-NONE", "CuPy", needs=("cuda.cupy_packages",), scope=())
@@ -145,7 +145,7 @@ def no_architecture(m: Machine) -> Result | None:
     """Kernels are compiled for the GPU at hand. NVRTC before 12.8 cannot make sm_120 (RTX 50), which ends in "no kernel
     image is available" (209)."""
     best, code, wanted = m.cuda.nvrtc_max_arch, m.met(98, 209), newest_architecture(m)
-    if not code and not compiler_too_old(m):
+    if not code and not architecture_refused(m) and not (best and wanted > best):
         return passed("The compiler makes code for every GPU here.")
     return fail(
         f"NVRTC {m.cuda.nvrtc_version or '?'} cannot compile for this GPU (sm_{wanted or '?'}).",
@@ -284,7 +284,7 @@ def kernel(m: Machine) -> Result | None:
     error = m.cuda.kernel_error
     if m.cuda.kernel_ok is not False:
         return passed("A kernel was compiled and run, and its result is right.")
-    if error and (error.code in CODES_WITH_A_CHECK or (compiler_too_old(m) and (error.name or "").startswith("NVRTC"))):
+    if error and (error.code in CODES_WITH_A_CHECK or architecture_refused(m)):
         return None
     versions = m.says("cuda.kernel_ok", f"runtime {m.cuda.runtime_version or '?'}, NVRTC {m.cuda.nvrtc_version or '?'}")
     return fail(
