@@ -112,7 +112,7 @@ def deep_probe(facts: Facts, model: ModelFacts, options: PlanOptions) -> DeepPro
 def measure(facts: Facts, probe: DeepProbe, watch: GatherWatch | None = None) -> Facts:
     """Return `facts` with page-locked memory as it was granted beside the ballast."""
     options = GatherOptions(
-        groups=("host", "pinned"),  # RAM is looked at once more: it bounds what may be taken now
+        groups=("host", "nvml", "pinned"),  # RAM and driver are looked at once more: they bound what may be done now
         device=probe.device,
         deep_pin_bytes=probe.pin_bytes,
         ballast_bytes=probe.ballast_bytes,

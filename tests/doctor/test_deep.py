@@ -15,6 +15,7 @@ from strata.doctor.invariants import broken
 from strata.doctor.plan import PlanOptions, Tier
 from strata.doctor.planner import make_plan
 from strata.doctor.probes import pinned
+from strata.doctor.probes.nvml_gauge import NvmlGauge
 from strata.doctor.probes.request import LEFT_FREE_BYTES, ProbeRequest, ProbeStopped
 from strata.doctor.probes.runner import Job
 from strata.errors import Undetermined
@@ -127,7 +128,7 @@ class OnDevice:
         )
         facts = None
         try:
-            for facts in pinned.try_pinning(self.runtime, small, lambda: "GPU-0"):  # noqa: B007 - the last one counts
+            for facts in pinned.try_pinning(self.runtime, small, lambda: "GPU-0", NvmlGauge(None)):  # noqa: B007 - the last one counts
                 pass
         except ProbeStopped as stop:
             return Probe(status=stop.status, error=stop.error)

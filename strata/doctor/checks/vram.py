@@ -75,6 +75,23 @@ def two_truths(m: Machine) -> Result | None:
     )
 
 
+@check("STR-VRAM-TOUCHED", "VRAM that is really there", needs=("pinned.ballast_resident_bytes",))
+def touched(m: Machine) -> Result | None:
+    """Where Windows manages VRAM a grant is only a promise: memory may lie in RAM though every byte of it was written, and
+    what works on it crawls. `strata doctor MODEL --deep` holds and writes a plan's device memory and asks the driver
+    how much of it is in VRAM."""
+    held, there = (m.pinned.ballast_bytes, m.pinned.ballast_resident_bytes) if m.pinned else (0, None)
+    if not held:
+        return None
+    if there is None or held - there <= max(held // 32, 64 * MIB):
+        return passed("Device memory that was written is in VRAM.")
+    return warn(
+        f"{size(held)} of VRAM were granted and written, and only {size(there)} are there: the rest went to RAM.",
+        m.says("pinned.ballast_resident_bytes", f"use of VRAM rose by {size(there)} while {size(held)} were written"),
+        remedy=f"Keep that much more free: --vram-reserve-mib {(held - there) // MIB + 512}",
+    )
+
+
 @check("STR-VRAM-CONTEXT", "Size of the CUDA context", needs=("cuda.devices.context_bytes",))
 def context(m: Machine) -> Result | None:
     """The context, its modules and library workspaces take 100 to 550 MiB that are not in any tensor. They are measured
