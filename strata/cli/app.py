@@ -135,6 +135,9 @@ def doctor(
         Path | None, typer.Option("--save-facts", metavar="FILE", help="Record this machine.")
     ] = None,
     verbose: Annotated[bool, flag("-v", "--verbose", help="List every check with its evidence.")] = False,
+    deep: Annotated[
+        bool, flag("--deep", help="Try how much MODEL could page-lock beside its VRAM; says first what it takes.")
+    ] = False,
     list_checks: Annotated[bool, flag("--list-checks", help="List the checks and end.")] = False,
     explain: Annotated[str | None, typer.Option("--explain", metavar="ID", help="Explain one check and end.")] = None,
     json: Json = False,
@@ -144,7 +147,8 @@ def doctor(
     """Check this machine, and whether MODEL fits on it; nothing is loaded.
 
     [dim]strata doctor
-    strata doctor model.gguf --vram-budget 8GiB[/]
+    strata doctor model.gguf --vram-budget 8GiB
+    strata doctor model.gguf --deep[/]
     """
     from strata.cli import doctor as command
 
@@ -161,6 +165,7 @@ def doctor(
         strict=strict,
         verbose=verbose,
         json=json,
+        deep=deep,
     )
     command.examine(request, options)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from strata.cli.output import emit_json, out, say, stop
-from strata.cli.preflight import make_or_load_plan, open_model, take_facts, with_last_run
-from strata.errors import ExitCode, Undetermined
+from strata.cli.output import emit_json, out, say, stop, unicode_ok
+from strata.cli.preflight import OpenModel, make_or_load_plan, open_model, take_facts, with_last_run
+from strata.cli.progress import steps
+from strata.errors import ExitCode, Undetermined, UsageError
 
 if TYPE_CHECKING:
+    from strata.doctor.facts import Facts
     from strata.doctor.plan import PlanOptions
 
 
@@ -26,6 +29,7 @@ class DoctorRequest:
     strict: bool
     verbose: bool
     json: bool
+    deep: bool = False
 
 
 def list_checks() -> None:
@@ -47,8 +51,15 @@ def examine(request: DoctorRequest, options: PlanOptions) -> None:
     from strata.doctor.diagnose import diagnose
     from strata.doctor.report import TerminalReport
 
+    if request.deep:
+        _require_what_deep_needs(request)
     opened = open_model(request.model, header_only=True) if request.model else None
     facts = take_facts(opened.file.path if opened else None, request.facts_file)
+    measured = None
+    if request.deep and opened:
+        measured = _measure_deep(facts, opened, options)
+    if measured:
+        facts, options = measured
     if request.facts_file is None:
         facts = with_last_run(facts)
     if request.save_facts is not None:
@@ -76,4 +87,43 @@ def examine(request: DoctorRequest, options: PlanOptions) -> None:
         emit_json(report)
     else:
         out().print(TerminalReport(report, verbose=request.verbose))
+        if measured and plan:
+            from strata.doctor.plan_table import plan_table
+
+            out().print()
+            out().print(plan_table(plan, unicode=unicode_ok(sys.stdout)))
     stop(ExitCode(report.verdict.exit_code))
+
+
+def _require_what_deep_needs(request: DoctorRequest) -> None:
+    asked = "measure page-locked memory to a model's need (--deep)"
+    if request.model is None:
+        raise UsageError(asked, "no model is given, so there is no need to measure to", "strata doctor MODEL --deep")
+    if request.facts_file is not None:
+        raise UsageError(asked, "a recorded machine cannot be tried (--facts)", "Leave one of the two out")
+
+
+def _measure_deep(facts: Facts, model: OpenModel, options: PlanOptions) -> tuple[Facts, PlanOptions] | None:
+    """Try how much can be page-locked beside the plan's device memory; None, and said why, where that cannot be."""
+    from strata.doctor.deep import deep_options, deep_probe, measure
+    from strata.doctor.gather import GatherWatch
+
+    try:
+        probe = deep_probe(facts, model.facts, options)
+    except Undetermined as error:
+        say(f"--deep measured nothing: {error.found}. {error.remedy}.")
+        return None
+    say(probe.sentence)
+    with steps() as progress:
+
+        def show(group: str, known: Any) -> None:
+            if group == "pinned":
+                done = (known or {}).get("granted_bytes", 0)
+                progress("page-locking" if known else "holding device memory", done, probe.pin_bytes)
+
+        found = measure(facts, probe, GatherWatch(state=show))
+    if found.pinned.value is None:
+        why = found.pinned.error.message if found.pinned.error else found.pinned.status
+        say(f"--deep measured nothing: {why}.")
+        return None
+    return found, deep_options(options)

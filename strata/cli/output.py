@@ -156,13 +156,16 @@ def _refused(error: OSError) -> StrataError:
 
 
 def _bug(bug: Exception) -> StrataError:
-    """Describe an unexpected exception, its traceback saved to a file."""
+    """Describe an unexpected exception, its traceback saved to a file, or shown where no file can be written."""
     import tempfile
 
-    with tempfile.NamedTemporaryFile("w", prefix="strata-bug-", suffix=".txt", delete=False, encoding="utf-8") as file:
-        traceback.print_exception(bug, file=file)
-    return StrataError(
-        "strata met a bug of its own",
-        f"{type(bug).__name__}: {bug}",
-        f"please open an issue and attach {file.name}",
-    )
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="strata-bug-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            traceback.print_exception(bug, file=file)
+        remedy = f"please open an issue and attach {file.name}"
+    except OSError:
+        traceback.print_exception(bug)
+        remedy = "please open an issue with the lines above"
+    return StrataError("strata met a bug of its own", f"{type(bug).__name__}: {bug}", remedy)

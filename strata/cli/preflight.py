@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.cli.progress import spinner, steps
-from strata.errors import PlanInfeasible, UsageError
+from strata.errors import PlanInfeasible, Undetermined, UsageError
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
@@ -30,12 +30,19 @@ def open_model(model: str, *, header_only: bool = False) -> OpenModel:
     Raises
     ------
     StrataError
-        MODEL does not exist, cannot be fetched or is no sound GGUF file.
+        MODEL does not exist, cannot be fetched or is no sound GGUF file; `Undetermined` when its disk does not answer.
     """
+    from strata.doctor.probes.file_answers import file_answers
     from strata.gguf.model_facts import read_model_facts
     from strata.gguf.reader import open_gguf
     from strata.sources.resolve import resolve
 
+    if not file_answers(model):
+        raise Undetermined(
+            f"open model {model}",
+            "the disk or network share that it lies on does not answer",
+            "Look at it in another terminal, ls -l may hang as well; mount it anew, or copy the model to another disk",
+        )
     with steps(aloud=True) as progress:
         path = resolve(model, progress=progress)
     file = open_gguf(path, header_only=header_only)
@@ -48,10 +55,13 @@ def take_facts(model: Path | None = None, recorded: Path | None = None) -> Facts
         from strata.doctor.facts_io import read_facts
 
         return read_facts(recorded)
-    from strata.doctor.gather import GatherOptions, gather
+    from strata.doctor.gather import GatherOptions, GatherWatch, gather
 
-    with spinner("checking the machine"):
-        return gather(GatherOptions(model=model))
+    with spinner("checking the machine") as now:
+        watch = GatherWatch(
+            started=lambda groups, limit_s: now(f"checking the machine: {', '.join(groups)} (at most {limit_s:.0f} s)")
+        )
+        return gather(GatherOptions(model=model), watch)
 
 
 def with_last_run(facts: Facts) -> Facts:

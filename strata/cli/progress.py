@@ -68,12 +68,16 @@ def amount(done: float, total: float, speed: float | None, unit: str) -> str:
 
 
 @contextmanager
-def spinner(what: str) -> Iterator[None]:
-    """Show that `what` is going on."""
-    with err().status(what) if err().is_terminal else _silence():
-        yield
+def spinner(what: str) -> Iterator[Callable[[str], None]]:
+    """Show that `what` is going on.
 
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    yield
+    Yields
+    ------
+    callable
+        To be told what is going on now.
+    """
+    if not err().is_terminal:
+        yield lambda text: None
+        return
+    with err().status(what) as status:
+        yield status.update

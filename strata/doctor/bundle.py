@@ -71,8 +71,11 @@ def write_bundle(
         "findings.json": _json(safe.findings),
         "plan.json": _json(safe.plan) if safe.plan else None,
         "versions.json": _json(redactor.value(versions())),
-        **{f"raw/{_file_name(name)}.txt": cut(redactor.text(text), SECTION) for name, text in (raw or {}).items()},
-        **{f"logs/{log.name}": cut(_log(log, redactor), SECTION) for log in logs[:LOGS]},
+        **{
+            f"raw/{_file_name(redactor.text(name))}.txt": cut(redactor.text(text), SECTION)
+            for name, text in (raw or {}).items()
+        },
+        **{f"logs/{redactor.text(log.name)}": cut(_log(log, redactor), SECTION) for log in logs[:LOGS]},
     }
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:

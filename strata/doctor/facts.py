@@ -225,6 +225,7 @@ class PinnedFacts(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: int = 0
     largest_chunk_bytes: int = 0  # no later pin may be larger than this
     ballast_bytes: int = 0  # device memory held while pinning
+    ballast_resident_bytes: int | None = None  # of it, what the driver counts in VRAM after every byte was written
     device_uuid: str | None = None
     verified: bool | None = None  # every granted chunk was written, copied to the device and read back equal
     refusal: ProbeError | None = None  # the first refusal; None when everything asked for was granted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,7 +54,29 @@ SLOWEST_PIN_BYTES_PER_S = 0.5e9  # touching, copying there and back; sets the de
 RAM_BUFFER_BYTES = 256 << 20
 RAM_BUFFER_SHARE = 0.125
 
-Progress = Callable[[str, ProbeStatus], None]
+
+@dataclass(frozen=True)
+class GatherWatch:
+    """Whom to tell while probes run; each is called in the thread that gathers.
+
+    Parameters
+    ----------
+    started : callable
+        The groups that run now, and the seconds after which all of them are stopped.
+    state : callable
+        A group and what its probe knows by now (None at first), several times a second.
+    ended : callable
+        A group and how its probe ended.
+    """
+
+    started: Callable[[Sequence[str], float], None] = lambda groups, limit_s: None
+    state: Callable[[str, Any], None] | None = None
+    ended: Callable[[str, ProbeStatus], None] = lambda group, status: None
+
+
+def pinned_limit_s(nbytes: int) -> float:
+    """Return how long page-locking `nbytes` may take, each touched and copied there and back."""
+    return TIME_LIMITS_S["pinned"] + nbytes / SLOWEST_PIN_BYTES_PER_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +107,7 @@ class GatherOptions:
     time_limits_s: Mapping[str, float] = field(default_factory=dict)
 
 
-def gather(options: GatherOptions | None = None, progress: Progress = lambda group, status: None) -> Facts:
+def gather(options: GatherOptions | None = None, watch: GatherWatch | None = None) -> Facts:
     """Probe this machine and return its facts.
 
     Every probe runs in a child of its own. The driver is asked before any of our contexts exists, and the probes
@@ -95,17 +117,16 @@ def gather(options: GatherOptions | None = None, progress: Progress = lambda gro
     ----------
     options : GatherOptions, optional
         The quick probes of every group by default.
-    progress : callable, optional
-        Called with a group's name and status as each one ends.
+    watch : GatherWatch, optional
     """
-    gathering = _Gathering(options or GatherOptions(), progress)
+    gathering = _Gathering(options or GatherOptions(), watch or GatherWatch())
     return gathering.run()
 
 
 class _Gathering:
-    def __init__(self, options: GatherOptions, progress: Progress) -> None:
+    def __init__(self, options: GatherOptions, watch: GatherWatch) -> None:
         self._options = options
-        self._progress = progress
+        self._watch = watch
         self._limits_s = TIME_LIMITS_S | dict(options.time_limits_s)
         self._probes: dict[str, Any] = {}
 
@@ -141,7 +162,13 @@ class _Gathering:
     def _run(self, request: ProbeRequest, *groups: str) -> None:
         """Run those of `groups` that have no outcome yet, side by side."""
         jobs = [probe_job(group, request, self._limits_s[group]) for group in groups if group not in self._probes]
-        outcomes = run_jobs(jobs, on_done=lambda group, probe: self._progress(group, probe.status))
+        if jobs:
+            self._watch.started([job.group for job in jobs], max(job.time_limit_s for job in jobs))
+        outcomes = run_jobs(
+            jobs,
+            on_done=lambda group, probe: self._watch.ended(group, probe.status),
+            on_state=self._watch.state,
+        )
         for group, outcome in outcomes.items():
             self._probes[group] = _decode(outcome, GROUPS[group])
 
@@ -181,7 +208,7 @@ class _Gathering:
         target = min(QUICK_PIN_BYTES if deep is None else deep, int(self._available_bytes() * share))
         request = msgspec.structs.replace(request, pin_bytes=target)
         if "pinned" not in self._options.time_limits_s:
-            self._limits_s["pinned"] += target / SLOWEST_PIN_BYTES_PER_S
+            self._limits_s["pinned"] = pinned_limit_s(target)
         self._run(request, "pinned")
         first: Probe[PinnedFacts] = self._probes["pinned"]
         if first.value is not None and first.value.malloc_after_refusal_ok is False:

@@ -16,14 +16,16 @@ FINDINGS, FACTS, PLAN = 19_000, 15_000, 12_000  # bytes of each section
 
 
 def to_markdown(report: Report) -> str:
-    """Return `report` as Markdown of less than 50 KB: verdict, findings, facts, plan. Redact it first."""
-    sections = [
-        ("Findings", "text", plain_text(report), FINDINGS),
-        ("Facts", "json", _compact(report.facts), FACTS),
-        ("Plan", "json", _compact(report.plan), PLAN),
-    ]
-    parts = [f"# Strata report\n\n{report.verdict.sentence}\n"]
-    parts += [f"## {title}\n\n{fenced(cut(text, most), kind)}\n" for title, kind, text, most in sections if text]
+    """Return `report` as Markdown of less than 50 KB: verdict and findings, then facts and plan folded away.
+
+    Nothing that a machine or a model's header says stands outside a code block, where it could call a person or draw
+    a picture. Redact the report first.
+    """
+    parts = [f"### Strata report\n\n{fenced(cut(plain_text(report), FINDINGS), 'text')}\n"]
+    for title, value, most in (("Facts", report.facts, FACTS), ("Plan", report.plan, PLAN)):
+        if text := _compact(value):
+            body = fenced(cut(text, most), "json")
+            parts.append(f"<details><summary>{title}</summary>\n\n{body}\n\n</details>\n")
     return cut("\n".join(parts), LONGEST)
 
 
@@ -36,9 +38,14 @@ def plain_text(report: Report) -> str:
 
 
 def fenced(text: str, kind: str = "") -> str:
-    """Return `text` as a code block that nothing inside it can end: its fence is longer than any in the text."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    """Return `text` as a code block that nothing inside it can end.
+
+    Its fence is longer than any in the text, and of tildes: a form may put the whole report into a block of
+    backticks, which it must not end either, so a run of three of those in the text becomes quotation marks.
+    """
+    text = re.sub(r"`{3,}", lambda run: "'" * len(run[0]), text)
+    longest = max((len(run) for run in re.findall(r"~+", text)), default=0)
+    fence = "~" * max(3, longest + 1)
     return f"{fence}{kind}\n{text}\n{fence}"
 
 

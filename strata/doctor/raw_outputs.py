@@ -16,7 +16,8 @@ COMMANDS: dict[str, Sequence[str]] = {
     "nvidia-smi -q": ("nvidia-smi", "-q"),
     "nvidia-smi topo -m": ("nvidia-smi", "topo", "-m"),
     "pip list": (sys.executable, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check"),
-    **({"systeminfo": ("systeminfo",)} if sys.platform == "win32" else {"uname": ("uname", "-a"), "lscpu": ("lscpu",)}),
+    # Not systeminfo: it names the owner, the domain and the product's id, each after a word of the system's language.
+    **({"ver": ("cmd", "/c", "ver")} if sys.platform == "win32" else {"uname": ("uname", "-a"), "lscpu": ("lscpu",)}),
 }
 
 
@@ -25,26 +26,34 @@ def raw_outputs(commands: Mapping[str, Sequence[str]] = COMMANDS, time_limit_s: 
 
     A tool that cannot be killed (a driver in uninterruptible wait) is not waited for.
     """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="strata-raw-", ignore_cleanup_errors=True)
+    except OSError as failure:
+        return dict.fromkeys(commands, f"was not run: {failure.strerror or failure}")
+    with folder:
+        return _run(commands, Path(folder.name), time_limit_s)
+
+
+def _run(commands: Mapping[str, Sequence[str]], folder: Path, time_limit_s: float) -> dict[str, str]:
     outputs: dict[str, str] = {}
     running: dict[str, subprocess.Popen[bytes]] = {}
-    with tempfile.TemporaryDirectory(prefix="strata-raw-", ignore_cleanup_errors=True) as folder:
-        files = {name: Path(folder) / str(number) for number, name in enumerate(commands)}
-        for name, command in commands.items():
-            try:
-                with files[name].open("wb") as file:
-                    running[name] = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
-                    )
-            except OSError as failure:
-                outputs[name] = f"could not be run: {failure.strerror or failure}"
-        deadline = time.monotonic() + time_limit_s
-        while time.monotonic() < deadline and any(process.poll() is None for process in running.values()):
-            time.sleep(0.02)
-        for name, process in running.items():
-            with files[name].open("rb") as file:
-                text = file.read(LONGEST).decode("utf-8", "replace")
-            if process.poll() is None:
-                process.kill()
-                text += f"\n[no end within {time_limit_s:g} s]"
-            outputs[name] = text.strip()
+    files = {name: folder / str(number) for number, name in enumerate(commands)}
+    for name, command in commands.items():
+        try:
+            with files[name].open("wb") as file:
+                running[name] = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+                )
+        except OSError as failure:
+            outputs[name] = f"could not be run: {failure.strerror or failure}"
+    deadline = time.monotonic() + time_limit_s
+    while time.monotonic() < deadline and any(process.poll() is None for process in running.values()):
+        time.sleep(0.02)
+    for name, process in running.items():
+        with files[name].open("rb") as file:
+            text = file.read(LONGEST).decode("utf-8", "replace")
+        if process.poll() is None:
+            process.kill()
+            text += f"\n[no end within {time_limit_s:g} s]"
+        outputs[name] = text.strip()
     return {name: outputs[name] for name in commands}

@@ -36,31 +36,39 @@ WORDS = frozenset(
     )
 )
 EDGE = r"\w\u0300-\u036f"  # what a word is made of: letters, digits, underscore, combining accents
-VERSION_BEFORE = re.compile(
+VERSION_BEFORE = re.compile(  # the word itself, then nothing but what stands between a name and its version
     r"(?:nvidia|cuda|cupy|cublas|cudnn|nccl|nvrtc|version|driver|kernel|release|build|linux|windows|package|==|\bv)"
-    r"[\w\-.\"': =(]{0,24}$",
+    r"[\w\-.]{0,24}[\"': =(]{0,4}$",
     re.IGNORECASE,
 )
+ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # colours, which would hide a word's edge
+_BEGINS = rf"(?:(?<![{EDGE}])|(?<=%[0-9A-Fa-f]{{2}})|(?<=\\[nrt]))"  # a word's edge, in an encoded text too
 SECRET_KEY = re.compile(r"token$|secret|passw|api_?key|access_?key|credential|serial|machine.?id", re.IGNORECASE)
 ASSIGNED = r"\\?[\"']?[ \t]*[=:][ \t]*\\?[\"']?"  # what stands between a key and its value in JSON, env or prose
 NAME_IN_PATH = r"[^/\\\s\"'<>|:;,)\]]+"
 
 FORMS = {  # kind -> pattern; what its group "keep_..." matched stays in the text
     "token": r"(?<![\w-])(?:hf_(?=[A-Za-z0-9]*[A-Z0-9])[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}"
-    r"|sk-[A-Za-z0-9_-]{12,}|xox[a-z]-[A-Za-z0-9-]{8,}|AKIA[0-9A-Z]{12,}|eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?)",
+    r"|glpat-[\w-]{8,}|nvapi-[\w-]{8,}|gsk_\w{8,}|r8_\w{8,}|npm_\w{8,}|pypi-[\w-]{16,}|AIza[\w-]{20,}"
+    r"|[sr]k_(?:live|test)_\w{8,}|sk-[A-Za-z0-9_-]{12,}|xox[a-z]-[A-Za-z0-9-]{8,}|AKIA[0-9A-Z]{12,}|eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?)",
     "bearer": rf"(?<!\w)(?P<keep_bearer>(?i:bearer[ \t]+|authorization{ASSIGNED}(?:basic|token)[ \t]+))"
     r"(?:(?=\S*\d)[A-Za-z0-9._~+/=-]{6,}|[A-Za-z0-9._~+/=-]{20,})",
     "login": r"(?P<keep_login>://)[^\s/@\"'<>]+(?=@)",
     "secret": rf"(?P<keep_secret>(?:TOKEN|SECRET|API_?KEY|ACCESS_?KEY|(?i:passw(?:or)?d|api[_-]key|secret)){ASSIGNED})"
-    r"[^\s\"'\\,;]{4,}",
+    r"[^\s\"'\\,;]{4,}"
+    r"|(?P<keep_query>[?&](?i:[\w-]*token|sig(?:nature)?|key|policy|credential|x-amz-[\w-]+|key-pair-id)=)[^\s&\"'<>]+"
+    r"|(?P<keep_option>(?<!\S)--?(?:[\w-]+-)?(?:token|password)[ =])[^\s\"']{4,}",
     "serial": rf"(?<!\w)(?P<keep_serial>(?i:serial(?:[ _-]?(?:number|no))?|s/n|machine-id){ASSIGNED})"
-    r"[A-Za-z0-9][\w-]{3,}",
-    "email": r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,4}[A-Za-z]{2,24}(?![\w-])",
+    r"[A-Za-z0-9][\w-]{3,}|(?P<keep_disk>/disk/by-[a-z]+/)[^\s\"',;)]+",
+    "email": r"(?<![\w.+-])[\w.+-]{1,64}(?:@|%40)(?:[A-Za-z0-9-]{1,63}\.){1,4}[A-Za-z]{2,24}(?![\w-])",
+    "server": r"(?:(?<=^)|(?<=[\s\"'=(]))(?P<keep_share>\\{2,4}|//)(?![.?])[\w.-]+(?=[/\\])"
+    r"|(?<![\w/:.\\-])(?!\w+:/{2})[A-Za-z][\w.-]+(?=:/[\w.-])",  # \\server\share, //server/share, server:/share
     "elsewhere": r"(?P<keep_elsewhere>(?:[/\\]{1,2}(?:home|[Uu]sers)|(?<![\w.])/(?:run/)?media)[/\\]{1,2})"
     rf"(?:{NAME_IN_PATH}(?: {NAME_IN_PATH}){{0,3}}(?=[/\\])|{NAME_IN_PATH})",
     "uuid": r"(?<![0-9A-Za-z])(?P<keep_uuid>(?:GPU|MIG)-)?[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
-    r"(?![0-9A-Za-z])|(?<![0-9A-Za-z])(?P<keep_part>(?:GPU|MIG)-)[0-9a-f]{6,}[0-9a-f-]*",
-    "mac": r"(?<![\w:.-])(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}(?![\w:-])",
+    r"(?![0-9A-Za-z])|(?<![0-9A-Za-z])(?P<keep_part>(?:GPU|MIG)-)[0-9a-fA-F]{6,}[0-9a-fA-F-]*"
+    r"|(?<!\w)(?P<keep_sid>S-1-5-21-)\d+(?:-\d+){2,}",
+    "mac": r"(?<![\w:.-])(?:[0-9A-Fa-f]{2}[:-]){5,19}[0-9A-Fa-f]{2}(?![\w:-])",
     "ip": r"(?<![\w.+-])(?:\d{1,3}\.){3}\d{1,3}(?![\w+-]|\.\d)"
     r"|(?<![\w:.])[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]{1,38}(?:%\w+)?(?![\w:])",
 }
@@ -91,11 +99,22 @@ class Replaced:
 def this_identity() -> Identity:
     """Return the identity of whoever runs this, from the system and the environment."""
     users = {os.environ.get(name, "") for name in ("USER", "USERNAME", "LOGNAME", "SUDO_USER")}
-    with contextlib.suppress(OSError, KeyError, ImportError):  # a user id without an account, as in some containers
+    homes = {os.environ.get(name, "") for name in ("HOME", "USERPROFILE")}
+    # A user id without an account, as in some containers, has neither name nor home.
+    with contextlib.suppress(OSError, KeyError, ImportError):
         users.add(getpass.getuser())
+    with contextlib.suppress(OSError, RuntimeError):
+        homes.add(str(Path.home()))
+    with contextlib.suppress(KeyError, ImportError):
+        import pwd
+
+        account = pwd.getpwuid(os.getuid())
+        users |= {account.pw_name, account.pw_gecos.partition(",")[0]}
+        homes.add(account.pw_dir)
     hosts = {socket.gethostname(), socket.gethostname().partition(".")[0]}
-    hosts |= {os.environ.get(name, "") for name in ("HOSTNAME", "COMPUTERNAME")}
-    return Identity(_longest_first(users), _longest_first([str(Path.home())]), _longest_first(hosts))
+    hosts |= {os.environ.get(name, "") for name in ("HOSTNAME", "COMPUTERNAME", "USERDOMAIN", "USERDNSDOMAIN")}
+    homes |= {os.path.realpath(home) for home in homes if _is_home(home)}
+    return Identity(_longest_first(users), _longest_first(homes), _longest_first(hosts))
 
 
 @dataclass
@@ -115,7 +134,7 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return `text` with everything that identifies replaced."""
-        return self._pattern.sub(self._replace, text)
+        return self._pattern.sub(self._replace, ANSI.sub("", text))
 
     def value(self, value: Any, key: str = "") -> Any:
         """Return `value` (JSON-like, msgspec structs welcome) with every string in it redacted.
@@ -139,8 +158,9 @@ class Redactor:
             **{kind: FORMS[kind] for kind in ("token", "bearer", "login", "secret", "serial", "email")},
             "home": _alternatives(who.homes, _is_home, rf"(?<![{EDGE}/\\])<NAME>(?![{EDGE}.-])"),
             "elsewhere": FORMS["elsewhere"],
-            "host": _alternatives(who.hosts, _is_distinctive, rf"(?<![{EDGE}.-])<NAME>(?![{EDGE}])"),
-            "user": _alternatives(who.users, _is_distinctive, rf"(?<![{EDGE}])<NAME>(?![{EDGE}])"),
+            "host": _alternatives(who.hosts, _is_distinctive, rf"{_BEGINS}(?<![.-])<NAME>(?![{EDGE}])"),
+            "user": _alternatives(who.users, _is_distinctive, rf"{_BEGINS}<NAME>(?![{EDGE}])"),
+            "server": FORMS["server"],
             "named_user": _alternatives(who.users, _is_common, NAMED_USER),
             "named_host": _alternatives(who.hosts, _is_common, NAMED_HOST),
             **{kind: FORMS[kind] for kind in ("uuid", "mac", "ip")},
@@ -157,7 +177,7 @@ class Redactor:
 
     def _pseudonym(self, kind: str, value: str) -> str:
         plain = unicodedata.normalize("NFC", value).casefold()
-        kind = "token" if kind in ("bearer", "login", "secret") else kind
+        kind = "token" if kind in ("bearer", "login", "secret") else "host" if kind == "server" else kind
         if (kind, plain) not in self._names:
             number = sum(k == kind for k, _ in self._names) + 1
             name = "~" if kind == "home" else f"[{kind}]" if kind == "token" else f"[{kind}-{number}]"
@@ -180,13 +200,17 @@ def _alternatives(values: Iterable[str], wanted: Callable[[str], bool], where: s
 def _spellings(value: str) -> str:
     """Return a pattern for `value` composed or decomposed, percent-encoded, or escaped as in JSON or a C string."""
     forms = {unicodedata.normalize(form, value) for form in ("NFC", "NFD")}
-    forms |= {quote(form) for form in forms} | {json.dumps(form)[1:-1] for form in forms}
+    forms |= (
+        {quote(form) for form in forms}
+        | {quote(form, safe="") for form in forms}
+        | {json.dumps(form)[1:-1] for form in forms}
+    )
     forms |= {form.replace("\\", "/") for form in forms} | {form.replace("\\", "\\\\") for form in forms}
     return "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
 
 
 def _is_home(path: str) -> bool:
-    return len(path) > 1 and path != "/root"
+    return len(path) > 1 and path not in ("/root", "/nonexistent", "/var/empty")
 
 
 def _is_common(name: str) -> bool:

@@ -266,7 +266,7 @@ def allocation_event(reservation: Reservation, refusal: Exception | None) -> dic
         return event | {"code": "ok"}
     event["code"] = _words(refusal)
     if isinstance(refusal, MemoryRefused):
-        event |= {"call": refusal.call, "name": refusal.name, "free_bytes": refusal.free_bytes}
+        event |= {"call": refusal.call, "number": refusal.code, "name": refusal.name, "free_bytes": refusal.free_bytes}
     return event
 
 

@@ -20,6 +20,7 @@ import msgspec
 import platformdirs
 
 from strata.errors import StrataError
+from strata.runtime.driver_errors import driver_fields
 
 KEEP = 10  # files
 ENVIRONMENT = "STRATA_LOG_DIR"
@@ -75,8 +76,9 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            # Only our own messages are known to hold no prompt; of any other error the type has to do.
-            self.event("error", type=type(error).__name__, message=str(error) if isinstance(error, StrataError) else "")
+            # Only our own messages and a driver's are known to hold no prompt; of any other error the type has to do.
+            message = str(error) if isinstance(error, StrataError) else ""
+            self.event("error", type=type(error).__name__, message=message, **driver_fields(error))
         self.close()
 
     def event(self, kind: str, **fields: Any) -> None:

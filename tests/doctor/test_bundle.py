@@ -5,6 +5,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -81,3 +82,52 @@ def test_raw_outputs_wait_for_nobody() -> None:
     assert outputs["complains"] == "no"
     assert outputs["hangs"] == "so far\n\n[no end within 3 s]"
     assert outputs["is absent"].startswith("could not be run: ")
+
+
+SECRETS = (
+    "me-myself",
+    "my-box",
+    "AbCdEfGhIjKl",
+    "203.0.113.7",
+    "aa:bb:cc",
+    "12345678-1234",
+    "X9Y8Z7W6",
+    "bob@",
+    "hunter2",
+)
+CANARY = (
+    "/home/me-myself/m.gguf me-myself@my-box hf_AbCdEfGhIjKl 203.0.113.7 aa:bb:cc:dd:ee:ff "
+    "GPU-12345678-1234-5678-9abc-def012345678 Serial Number: X9Y8Z7W6 bob@example.org https://bob:hunter2@h.example"
+)
+
+
+def smuggled(value: Any) -> Any:
+    """Return a document with the canary behind every string that is free text, and behind open mappings' keys."""
+    if isinstance(value, msgspec.Struct):
+        fields = {name: smuggled(getattr(value, name)) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **fields)
+    if isinstance(value, dict):
+        return {f"{k} {CANARY}" if type(k) is str else k: smuggled(v) for k, v in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(smuggled, value))
+    return f"{value} {CANARY}" if type(value) is str else value
+
+
+@pytest.mark.parametrize(
+    "name", ["wsl2-embedding-pageable", "seed-000-broken-context", "game-took-vram", "illegal-access"]
+)
+def test_no_field_whatever_it_holds_carries_a_name_out(tmp_path: Path, name: str) -> None:
+    machine = cases()[name].machine()
+    plan = smuggled(machine.plan) if machine.plan else None
+    report = diagnose(smuggled(machine.facts), model=machine.model, plan=plan)
+    log = tmp_path / "run-1.jsonl"
+    nested = {"event": "error", "message": CANARY, "deep": [{"a": json.dumps({"b": CANARY})}], CANARY: 1}
+    log.write_text(json.dumps(nested) + "\n" + CANARY + "\n" + repr(CANARY.encode()) + "\n\xff\x00" + CANARY[:60])
+    raw = {"nvidia-smi": f"\x1b[31m{CANARY}\x1b[0m\r\n", CANARY: CANARY}
+    made = write_bundle(smuggled(report), tmp_path / "out", logs=[log], raw=raw, redactor=Redactor(ME))
+    texts = {"pasted": made.markdown.read_text(encoding="utf-8")}
+    with zipfile.ZipFile(made.archive) as archive:
+        for entry in archive.namelist():
+            texts[entry] = entry + archive.read(entry).decode()
+    found = {(secret, where) for where, text in texts.items() for secret in SECRETS if secret in text}
+    assert found == set()

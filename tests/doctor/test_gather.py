@@ -21,7 +21,7 @@ from strata.doctor.facts import (
     ProbeError,
     ProbeStatus,
 )
-from strata.doctor.gather import GROUPS, QUICK_PIN_BYTES, GatherOptions, gather
+from strata.doctor.gather import GROUPS, QUICK_PIN_BYTES, GatherOptions, GatherWatch, gather
 from strata.doctor.probes.libraries import search_cuda
 from strata.doctor.probes.request import ProbeRequest
 from strata.doctor.probes.runner import Job
@@ -43,7 +43,9 @@ class FakeChildren:
         self.requests: dict[str, list[ProbeRequest]] = {}
         self.limits: dict[str, float] = {}
 
-    def __call__(self, jobs: Sequence[Job], on_done: Callable[[str, Any], None]) -> dict[str, Probe[Any]]:
+    def __call__(
+        self, jobs: Sequence[Job], on_done: Callable[[str, Any], None], on_state: Callable[[str, Any], None] | None
+    ) -> dict[str, Probe[Any]]:
         self.waves.append([job.group for job in jobs])
         outcomes = {}
         for job in jobs:
@@ -195,7 +197,7 @@ def test_result_of_another_shape_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         module,
         "run_jobs",
-        lambda jobs, on_done: {job.group: Probe(status=ProbeStatus.OK, value={"os": 5}) for job in jobs},
+        lambda jobs, on_done, on_state: {job.group: Probe(status=ProbeStatus.OK, value={"os": 5}) for job in jobs},
     )
     facts = gather(GatherOptions(groups=("host",)))
     assert facts.host.status is ProbeStatus.CRASHED
@@ -208,7 +210,7 @@ def test_this_machine_without_a_gpu(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"x" * (5 << 20))
     ended: dict[str, ProbeStatus] = {}
-    facts = gather(GatherOptions(model=model), ended.__setitem__)
+    facts = gather(GatherOptions(model=model), GatherWatch(ended=ended.__setitem__))
     assert facts.host.value is not None
     assert facts.host.value.ram_total_bytes == psutil.virtual_memory().total
     assert facts.nvml.status is ProbeStatus.UNSUPPORTED

@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -67,6 +68,25 @@ def test_names_and_homes(text: str, expected: str) -> None:
         ("123e4567-e89b-12d3-a456-426614174000", "123e4567"),
         ("GPU-8f9d2c1e-1234-5678-9abc-def012345678", "8f9d2c1e"),
         ("UUID: GPU-8f9d2c1e (cut off)", "8f9d2c1e"),
+        ("UUID: GPU-8F9D2C1E (cut off)", "8F9D2C1E"),
+        ("file=%2Fhome%2Falice%2Fm.gguf", "alice"),
+        ("error:\\nalice\\tsaid so", "alice"),
+        ("\x1b[1;31malice\x1b[0m", "alice"),
+        ("a windows box at 192.168.1.20 and a driver from 10.1.2.3", "192.168"),
+        ("a windows box at 192.168.1.20 and a driver from 10.1.2.3", "10.1.2.3"),
+        ("nas.corp.example:/volume1/models on /mnt", "corp.example"),
+        ("\\\\fileserver\\share\\m.gguf", "fileserver"),
+        ('"device": "//fileserver/share"', "fileserver"),
+        ("/dev/disk/by-id/nvme-Samsung_SSD_990_PRO_2TB_S7KHNJ0W123456A-part2", "S7KHNJ0W"),
+        ("/dev/disk/by-uuid/A1B2-C3D4", "A1B2"),
+        ("owner S-1-5-21-3623811015-3361044348-30300820-1013", "3623811015"),
+        ("infiniband 80:00:02:08:fe:80:00:00:00:00:00:00:00:02:c9:03:00:31:78:f2", "c9:03"),
+        ("https://cdn.example/x.gguf?X-Amz-Signature=3f1a&X-Amz-Credential=AKx", "3f1a"),
+        ("https://example.com/m?access_token=abcd1234", "abcd1234"),
+        ("strata run hf:o/m --hf-token abcd1234", "abcd1234"),
+        ("nvapi-AbCdEfGh12345678", "AbCdEf"),
+        ("glpat-AbCdEfGh12345678", "AbCdEf"),
+        ("mail=bob%40example.org", "bob"),
     ],
 )
 def test_forms(text: str, secret: str) -> None:
@@ -89,6 +109,12 @@ def test_forms(text: str, secret: str) -> None:
         "0x7f3a8c000000 -> 00:1f.2",
         "sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
         "/root/models /usr/local/cuda/lib64",
+        "// a comment /* */ and a//b and C:/models/m.gguf",
+        "cudaHostAlloc(Mapped|Portable) at src/core/native_head.cpp:151",
+        "PATH=/opt/cuda:/usr/bin:/bin",
+        "open: /data/m.gguf; stat:0; eos_token: 2",
+        "\\\\.\\PHYSICALDRIVE0 \\\\?\\C:\\models",
+        "0000:01:00.0 00000000:41:00.0 Xid (PCI:0000:41:00): 79",
     ],
 )
 def test_what_identifies_nobody_stays(text: str) -> None:
@@ -187,3 +213,30 @@ def test_a_large_log_takes_seconds() -> None:
     started = time.monotonic()
     redact(line * 10_000)  # 0.9 MB
     assert time.monotonic() - started < 20
+
+
+def test_an_account_without_home_or_name_still_has_an_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`docker run --user 12345` without HOME: the system knows nobody of that number."""
+    pwd = pytest.importorskip("pwd")
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"uid not found: {uid}")
+
+    for name in ("HOME", "USERPROFILE", "USER", "USERNAME", "LOGNAME", "SUDO_USER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    identity = this_identity()
+    assert identity.users == ()
+    assert redact("/home/bob/m", identity) == "/home/[user-1]/m"
+
+
+def test_the_full_name_of_an_account_and_the_place_a_linked_home_points_to_are_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pwd = pytest.importorskip("pwd")
+    (tmp_path / "disk2" / "u77").mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path / "disk2" / "u77")
+    account = pwd.struct_passwd(("u77", "x", 77, 77, "Ada Lovelace,,,", str(tmp_path / "home"), "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: account)
+    out = redact(f"{tmp_path}/disk2/u77/m.gguf of Ada Lovelace", this_identity())
+    assert out == "~/m.gguf of [user-1]"

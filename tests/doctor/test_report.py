@@ -103,8 +103,33 @@ def test_json_matches_the_published_schema() -> None:
 def test_markdown_is_short_enough_for_an_issue(name: str) -> None:
     text = to_markdown(report_of(name))
     assert len(text.encode()) < 50_000
-    assert text.splitlines()[2] == report_of(name).verdict.sentence
-    assert text.count("\n```") % 2 == 0
+    lines = text.splitlines()
+    assert lines[:3] == ["### Strata report", "", "~~~text"]
+    first, *wrapped = " ".join(lines[3 : lines.index("", 3)]).split()
+    assert " ".join(wrapped) == " ".join(report_of(name).verdict.sentence.split())
+    assert len(first) == 1  # the symbol
+    assert text.count("\n~~~") % 2 == 0
+    assert text.count("<details>") == text.count("</details>") > 0
+    assert "```" not in text
+
+
+def test_nothing_of_a_machine_stands_outside_a_code_block() -> None:
+    evil = "~~~\n</details><img src=x> @someone #1 ```\n# heading"
+    machine = cases()["32gib-for-80gib-model"].machine({"model.name": evil, "host.value.os_release": evil})
+    text = to_markdown(diagnose(machine.facts, model=machine.model, plan=machine.plan))
+    outside, fence = [], ""
+    for line in text.splitlines():
+        run = re.match(r"~{3,}", line)
+        if run and not fence:
+            fence = run[0]
+        elif fence and line == fence:
+            fence = ""
+        elif not fence:
+            outside.append(line)
+    assert fence == ""
+    assert "someone" in text
+    allowed = {"", "### Strata report", "</details>"} | {f"<details><summary>{t}</summary>" for t in ("Facts", "Plan")}
+    assert set(outside) <= allowed
 
 
 def test_markdown_stays_short_when_a_fact_is_endless() -> None:
@@ -115,12 +140,13 @@ def test_markdown_stays_short_when_a_fact_is_endless() -> None:
     assert "bytes left out" in text
 
 
-@pytest.mark.parametrize("text", ["plain", "```\n# not a heading", "a ````` b", "``` ```` ```"])
+@pytest.mark.parametrize("text", ["plain", "```\n# not a heading", "~~~\n# nor this", "a ~~~~~ b", "``` ```` ~~~"])
 def test_nothing_ends_a_code_block_early(text: str) -> None:
     block = fenced(text, "text")
     fence = block.split("text", 1)[0]
-    assert set(fence) == {"`"}
+    assert set(fence) == {"~"}
     assert fence not in text
+    assert "```" not in block  # a form may put all of it into a block of its own
     assert block.endswith(f"\n{fence}")
 
 

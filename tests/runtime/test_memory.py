@@ -93,6 +93,7 @@ def test_device_memory_after_pinning_is_a_violation() -> None:
             {
                 "code": "cudaMalloc: out of memory (2 cudaErrorMemoryAllocation)",
                 "call": "cudaMalloc",
+                "number": 2,
                 "name": "cudaErrorMemoryAllocation",
                 "free_bytes": 512,
             },

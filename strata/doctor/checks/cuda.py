@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.doctor.checks.check import Result, check, fail, passed
+from strata.doctor.checks.check import Result, check, fail, passed, unknown, warn
 from strata.doctor.checks.driver import cupy_major
 from strata.doctor.checks.machine import Machine, error_text
 from strata.doctor.checks.pinned import COUNTS, malloc_works
@@ -22,6 +22,17 @@ def visible_devices(m: Machine) -> str | None:
     """Return CUDA_VISIBLE_DEVICES; None when it is not set."""
     value = m.cuda.visible_devices
     return m.cuda.environment.get("CUDA_VISIBLE_DEVICES") if value is None else value
+
+
+def newest_architecture(m: Machine) -> int:
+    """Return the highest architecture among the GPUs (89 is sm_89); 0 when none is known."""
+    capabilities = [d.compute_capability for d in m.cuda.devices] + [g.compute_capability for g in m.nvml.gpus]
+    return max((v[0] * 10 + v[1] for text in capabilities if (v := version(text)) and len(v) == 2), default=0)
+
+
+def architecture_refused(m: Machine) -> bool:
+    """Say whether NVRTC refused to compile for the GPU's architecture."""
+    return m.cuda.kernel_error is not None and "gpu-architecture" in m.cuda.kernel_error.message
 
 
 @check("STR-CUPY-NONE", "CuPy", needs=("cuda.cupy_packages",), scope=())
@@ -71,7 +82,7 @@ def import_fails(m: Machine) -> Result | None:
     )
 
 
-@check("STR-CTX-BROKEN", "Usable CUDA context", needs=("nvml.gpus", "cuda.devices", *COUNTS), essential=True)
+@check("STR-CTX-BROKEN", "Usable CUDA context", needs=("cuda.devices", *COUNTS), essential=True)
 def broken_context(m: Machine) -> Result | None:
     """The first CUDA call of a process fails, whatever it is: a 322 MiB page-locked request with "no CUDA-capable
     device", then cudaMalloc too, while nvidia-smi and other programs see the GPU. That is not a pinning limit: this
@@ -79,8 +90,12 @@ def broken_context(m: Machine) -> Result | None:
     both_refused = bool(m.pinned and not m.pinned.granted_bytes and m.pinned.refusal and malloc_works(m) is False)
     no_device = any(group == "cuda" and error.code == 100 for group, error in m.cuda_errors)
     explained = visible_devices(m) is not None or foreign_libcuda(m)
-    if not m.nvml.gpus or not (both_refused or (no_device and not explained)):
+    if not both_refused and not (no_device and not explained):
         return passed("A context can be made: device memory and page-locked memory are both granted.")
+    if not m.nvml.gpus:  # then nothing says that there is a GPU to be had
+        return (
+            unknown("CUDA finds no usable GPU, and the driver could not be asked.") if m.missing("nvml.gpus") else None
+        )
     seen = f"the driver sees {counted(len(m.nvml.gpus), 'GPU')}"
     evidence = [
         m.says(
@@ -129,10 +144,8 @@ def hidden(m: Machine) -> Result | None:
 def no_architecture(m: Machine) -> Result | None:
     """Kernels are compiled for the GPU at hand. NVRTC before 12.8 cannot make sm_120 (RTX 50), which ends in "no kernel
     image is available" (209)."""
-    best, code = m.cuda.nvrtc_max_arch, m.met(98, 209)
-    capabilities = [d.compute_capability for d in m.cuda.devices] + [g.compute_capability for g in m.nvml.gpus]
-    wanted = max((v[0] * 10 + v[1] for text in capabilities if (v := version(text)) and len(v) == 2), default=0)
-    if not code and not (best and wanted > best):
+    best, code, wanted = m.cuda.nvrtc_max_arch, m.met(98, 209), newest_architecture(m)
+    if not code and not architecture_refused(m) and not (best and wanted > best):
         return passed("The compiler makes code for every GPU here.")
     return fail(
         f"NVRTC {m.cuda.nvrtc_version or '?'} cannot compile for this GPU (sm_{wanted or '?'}).",
@@ -182,7 +195,8 @@ def busy(m: Machine) -> Result | None:
         *code,
         *(m.says("nvml.gpus", f"{name}: compute mode {gpu.compute_mode}") for name, gpu in closed.items()),
         *(m.says("nvml.gpus", text) for text in holders),
-        remedy="sudo nvidia-smi -c DEFAULT; sudo nvidia-smi -pm 1; then try again",
+        remedy="Wait for it, or take another GPU: --gpu INDEX; on a machine of your own: sudo nvidia-smi -c DEFAULT; "
+        "sudo nvidia-smi -pm 1",
     )
 
 
@@ -212,11 +226,17 @@ def uvm(m: Machine) -> Result | None:
     code = m.met(304, 999)
     if not absent and not code:
         return passed("CUDA's device nodes are whole.") if m.nvml.gpus else None
+    in_container = (
+        "On the host: sudo nvidia-modprobe -u -c=0; then pass /dev/nvidia-uvm on (docker run --gpus all; LXC: "
+        "lxc.mount.entry = /dev/nvidia-uvm dev/nvidia-uvm none bind,optional,create=file)"
+    )
     return fail(
         "The device /dev/nvidia-uvm is missing." if absent else "The driver cannot start CUDA, as after a suspend.",
         *([m.says("host.device_nodes", "/dev/nvidia-uvm is absent")] if absent else []),
         *code,
-        remedy="sudo nvidia-modprobe -u -c=0"
+        remedy=in_container
+        if absent and m.host.container not in (None, "none")
+        else "sudo nvidia-modprobe -u -c=0"
         if absent
         else m.per_os(
             linux="sudo rmmod nvidia_uvm; sudo modprobe nvidia_uvm (or reboot)",
@@ -229,8 +249,18 @@ def uvm(m: Machine) -> Result | None:
 @check("STR-CUDA-STICKY", "Fault inside a kernel", needs=("cuda.kernel_ok", "run.log"))
 def sticky(m: Machine) -> Result | None:
     """After an illegal access (700) or its kind the context is lost: the error cannot be read away and every later
-    call repeats it. The process has to end."""
-    return _by_code(m, *STICKY)
+    call repeats it. The process has to end; a new one works, so after a run that ended this way it is a warning."""
+    if any(error.code in STICKY for group, error in m.cuda_errors if group != "run"):
+        return _by_code(m, *STICKY)
+    error = m.last_run.refusal
+    if error is None or error.code not in STICKY:
+        return passed("No kernel faulted.") if m.nvml.gpus else None
+    known = CUDA_CODES[error.code]
+    return warn(
+        f"The last run ended with code {error.code}: {known.cause}.",
+        m.says("run.refusal", error_text(error)),
+        remedy=known.remedy,
+    )
 
 
 @check("STR-CUDA-OTHER", "Other CUDA errors", needs=("cuda.kernel_ok",))
@@ -254,7 +284,7 @@ def kernel(m: Machine) -> Result | None:
     error = m.cuda.kernel_error
     if m.cuda.kernel_ok is not False:
         return passed("A kernel was compiled and run, and its result is right.")
-    if error and error.code in CODES_WITH_A_CHECK:
+    if error and (error.code in CODES_WITH_A_CHECK or architecture_refused(m)):
         return None
     versions = m.says("cuda.kernel_ok", f"runtime {m.cuda.runtime_version or '?'}, NVRTC {m.cuda.nvrtc_version or '?'}")
     return fail(

@@ -27,7 +27,9 @@ def slow(m: Machine) -> Result | None:
             "disk.read_bytes_per_s", f"{speed(rate)} past the page cache, {m.disk.filesystem or 'file system unknown'}"
         ),
         *([m.says("disk.device", f"on {m.disk.device}")] if m.disk.device else []),
-        remedy=m.per_os(
+        remedy="Start it at ordinary priority first, then measure again"
+        if "low" in (m.host.cpu_priority, m.host.io_priority)
+        else m.per_os(
             linux="Move the model to an NVMe disk",
             windows="Move the model to an NVMe disk; exclude its folder in Windows Security, Virus protection settings",
         ),

@@ -77,7 +77,8 @@ def mismatch(m: Machine) -> Result | None:
     if not evidence:
         return passed("Driver library and kernel module are of one version.")
     return fail(
-        f"The NVIDIA kernel module ({module or 'version unknown'}) and library ({library or 'another'}) do not match.",
+        f"The NVIDIA kernel module{f' ({module})' if module else ''} and the driver's library"
+        f"{f' ({library})' if library else ''} are of different versions.",
         *evidence,
         remedy="sudo reboot (or, with nothing using the GPU: sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia "
         "&& sudo modprobe nvidia)",
@@ -152,20 +153,6 @@ def lost(m: Machine) -> Result | None:
         *(m.says("host.kernel_log", line) for line in lines[-1:]),
         *([m.says("nvml", error_text(gone))] if gone else []),
         remedy="Reboot; if it returns, check power connectors and riser; sudo nvidia-smi -pl WATTS lowers the load",
-    )
-
-
-@check("STR-DRV-XID", "GPU faults in the kernel log", needs=("host.kernel_log",))
-def xid(m: Machine) -> Result | None:
-    """The driver writes an Xid line for every GPU fault. A fault of an application (13, 31, 43) is past; 48, 63, 64,
-    92, 94, 95 are memory errors of the card, 74 the link between cards."""
-    lines = [n for n in m.host.kernel_log or () if "Xid" in n and "fallen off the bus" not in n.lower()]
-    if not lines:
-        return passed("No GPU faults in the kernel's log.")
-    return warn(
-        f"The driver logged {counted(len(lines), 'GPU fault')} since the system started.",
-        m.says("host.kernel_log", lines[-1]),
-        remedy="Look the number up: https://docs.nvidia.com/deploy/xid-errors; a reboot clears the GPU's state",
     )
 
 

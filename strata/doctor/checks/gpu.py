@@ -35,7 +35,7 @@ def disagree(m: Machine) -> Result | None:
 def order(m: Machine) -> Result | None:
     """CUDA counts the fastest GPU first, nvidia-smi by bus. With several GPUs, number 0 of one is not number 0 of the
     other, and the wrong card is used."""
-    if len(m.nvml.gpus) < 2 or not m.cuda.devices or m.options.gpu is not None:
+    if len(m.nvml.gpus) < 2 or len(m.cuda.devices) < 2 or m.options.gpu is not None:
         return None
     moved = [d for d in m.cuda.devices if d.nvml_index is not None and d.nvml_index != d.ordinal]
     if not moved:
@@ -70,7 +70,9 @@ def old_gpu(m: Machine) -> Result | None:
     old = {n: g.compute_capability for n, g in m.gpus.items() if (version(g.compute_capability) or (99,)) < (7, 5)}
     if not old:
         return passed("CuPy's CUDA supports every GPU here.")
-    return fail(
+    others = [d for d in m.cuda.devices if d.error is None and (version(d.compute_capability) or (0,)) >= (7, 5)]
+    verdict = warn if others and m.cuda.kernel_ok else fail  # another GPU works
+    return verdict(
         f"CUDA 13 no longer supports {', '.join(old)}.",
         *(m.says("nvml.gpus", f"{name}: compute capability {cc}, CUDA 13 needs 7.5") for name, cc in old.items()),
         remedy="pip uninstall -y cupy-cuda13x && pip install 'strata[cuda12]'",

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import re
 
-from strata.doctor.checks.check import Result, check, passed, warn
+from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.machine import Machine
 from strata.doctor.units import GIB, counted, size
 
+SYSTEMS = {"darwin": "macOS"}
 SWAPPING = 2 * GIB  # swap in use that says more than a few idle pages were put away
 
 
 @check("STR-SYS-OS", "Operating system", needs=("host.os",))
 def system(m: Machine) -> Result | None:
     """CUDA exists on Linux and Windows. On other systems Strata runs on the CPU, with the same plan and the same
-    numbers, only slower."""
+    numbers, only slower; asking for the GPU there is a mistake."""
     evidence = m.says("host.os", f"{m.host.os_release or m.host.os}, kernel {m.host.kernel or 'unknown'}")
-    if m.host.os not in (None, "linux", "windows"):
-        return warn(
-            f"CUDA does not exist on {m.host.os}: Strata runs on the CPU here.",
+    if m.host.os not in (None, "linux", "windows") and m.options.device == "cuda":
+        return fail(
+            f"--device cuda was asked for, and CUDA does not exist on {SYSTEMS.get(m.host.os, m.host.os)}.",
             evidence,
-            remedy="Use --device cpu, or a machine with Linux or Windows and an NVIDIA GPU",
+            remedy="--device cpu, or a machine with Linux or Windows and an NVIDIA GPU",
         )
     return passed("A system that Strata knows.", evidence)
 
@@ -128,23 +129,6 @@ def kernel_611(m: Machine) -> Result | None:
     )
 
 
-@check("STR-CPU-HYBRID", "Efficiency cores", needs=("host.cpu_efficiency", "host.cpu_performance"))
-def hybrid(m: Machine) -> Result | None:
-    """When performance and efficiency cores share a product, everyone waits for the slowest: 15 workers have been
-    slower than 4."""
-    slow, fast = m.host.cpu_efficiency, m.host.cpu_performance
-    if not slow or not fast:
-        return passed("All processor cores are alike.")
-    return warn(
-        f"{slow} of {slow + fast} logical processors are efficiency cores; threads on them hold up the others.",
-        m.says("host.cpu_efficiency", f"{m.host.cpu_model or 'CPU'}: {fast} performance, {slow} efficiency"),
-        remedy=m.per_os(
-            linux=f"taskset -c 0-{fast - 1} strata run ...",
-            windows=f"start /affinity {(1 << min(fast, 64)) - 1:X} strata run ...",
-        ),
-    )
-
-
 @check("STR-CPU-NUMA", "Memory of another socket", needs=("host.numa_nodes.total_bytes",))
 def numa(m: Machine) -> Result | None:
     """Experts that lie on the other socket's memory are read through the link between sockets: 6.4 instead of 10.1
@@ -174,7 +158,8 @@ def instructions(m: Machine) -> Result | None:
         m.says(
             "host.cpu_flags", f"{m.host.cpu_model or 'CPU'}: {' '.join(m.host.cpu_flags) or 'no vector extensions'}"
         ),
-        remedy="In a virtual machine pass the host's processor through (QEMU: -cpu host; Proxmox: CPU type 'host')",
+        remedy="In a virtual machine pass the host's processor through (QEMU: -cpu host; Proxmox: CPU type 'host'); "
+        "processors from before 2013 have none",
     )
 
 
@@ -211,5 +196,24 @@ def priority(m: Machine) -> Result | None:
         remedy=m.per_os(
             linux="Start it without nice or ionice, or: sudo renice 0 -p PID; ionice -c2 -n4 -p PID",
             windows="In the Task Scheduler export the task, set <Priority>4</Priority> in the XML and import it",
+        ),
+    )
+
+
+@check("STR-CPU-HYBRID", "Efficiency cores", needs=("host.cpu_efficiency", "host.cpu_performance"))
+def hybrid(m: Machine) -> Result | None:
+    """When performance and efficiency cores share a product, everyone waits for the slowest: 15 workers have been
+    slower than 4."""
+    slow, fast = m.host.cpu_efficiency, m.host.cpu_performance
+    if not slow or not fast:
+        return passed("All processor cores are alike.")
+    if m.host.os == "darwin":
+        return passed("macOS itself puts busy threads on performance cores.")
+    return warn(
+        f"{slow} of {slow + fast} logical processors are efficiency cores; threads on them hold up the others.",
+        m.says("host.cpu_efficiency", f"{m.host.cpu_model or 'CPU'}: {fast} performance, {slow} efficiency"),
+        remedy=m.per_os(
+            linux=f"taskset -c 0-{fast - 1} strata run ...",
+            windows=f"start /affinity {(1 << min(fast, 64)) - 1:X} strata run ...",
         ),
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from strata.doctor.budgets import tier_names, usable_ram
 from strata.doctor.checks.check import Result, check, fail, passed, unknown, warn
 from strata.doctor.checks.machine import Machine
-from strata.doctor.plan import HOST, PlanOptions
-from strata.doctor.units import size
+from strata.doctor.plan import HOST, PlanOptions, Tier
+from strata.doctor.units import counted, size
 from strata.errors import Undetermined
+
+NAMES = {"embedding": "the embedding", "staging_ring": "the ring that experts pass through"}
 
 
 def ram_now(m: Machine) -> int | None:
@@ -69,16 +71,23 @@ def fits(m: Machine) -> Result | None:
 
 @check("STR-PLAN-FALLBACK", "What the plan gives up", needs=("plan",))
 def fallbacks(m: Machine) -> Result | None:
-    """A plan that fits may have given something up to fit: page-locked memory, a longer context, experts in RAM. It is
-    said aloud."""
+    """A plan that fits may have given something up for want of page-locked memory: the embedding, the staging ring or
+    experts lie in pageable RAM, from where they are copied more slowly. That not every expert has a slot in VRAM is
+    what plans are for, and no finding."""
     if m.plan is None or not m.plan.feasible:
         return None if m.plan else passed("Nothing was given up.")
-    if not m.plan.fallbacks:
-        return passed("Nothing was given up.")
+    said = [m.says("plan", sentence) for sentence in m.plan.fallbacks]
+    lines = {line.id: line for line in m.plan.reservations}
+    unlocked = [NAMES[id] for id in NAMES if id in lines and lines[id].tier is not Tier.PINNED]
+    if m.plan.experts.pageable:
+        unlocked.append(counted(m.plan.experts.pageable, "expert"))
+    granted = next((b for b in m.plan.budgets if b.tier is Tier.PINNED), None)
+    if not said or not unlocked or granted is None or m.plan.device.backend != "cuda":
+        return passed("Nothing was given up for want of page-locked memory.", *said)
     return warn(
-        m.plan.fallbacks[0],
-        *(m.says("plan", sentence) for sentence in m.plan.fallbacks),
-        remedy="strata plan MODEL shows every line and what would change it",
+        f"Not page-locked, and so slower: {', '.join(unlocked)}; {size(granted.usable_bytes)} may be page-locked.",
+        *said,
+        remedy="strata doctor MODEL --deep measures how much is granted; strata plan MODEL shows every line",
     )
 
 

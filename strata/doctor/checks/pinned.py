@@ -10,6 +10,12 @@ from strata.doctor.facts import PinnedFacts
 from strata.doctor.findings import Evidence
 from strata.doctor.units import GIB, size
 
+LOCK_REMEDIES = {  # by VirtualLock's code
+    87: "Nothing to set: the size is no multiple of a large page. Send us: strata report",
+    1314: "secpol.msc: Local Policies, User Rights Assignment, 'Lock pages in memory': add yourself, sign in anew",
+    1450: "Close other programs, or restart Windows: its pool of lockable memory is used up",
+    1453: "Close other programs: the process may lock no more than its working set allows",
+}
 COUNTS = ("pinned.granted_bytes", "pinned.asked_bytes")
 
 
@@ -105,7 +111,7 @@ def latched(m: Machine) -> Result | None:
     launch = "launch" in (error.call or "").lower() or "kernel" in (error.call or "").lower()
     if error.code != 2 or not launch or (free or 0) < GIB:
         return passed("The last run's failed call failed by itself.")
-    return fail(
+    return warn(
         f"The last run's out-of-memory is not its kernel's: {size(free or 0)} of VRAM were free.",
         m.says("run.refusal", error_text(error)),
         remedy="Send us the log: strata report. Until then run without page-locked memory: --pinned-budget 0",
@@ -195,9 +201,9 @@ def zero_bytes(m: Machine) -> Result | None:
     if error is None:
         return None
     call = error.call or ""
-    if error.code != 1 or "host" not in call.lower() or not re.search(r"\(0(?:\.0+)? ?(?:[KMG]i?B|bytes)?\)", call):
+    if error.code != 1 or "host" not in call.lower() or not re.search(r"\(0(?:\.0+)? ?(?:[KMG]?i?B|bytes)?\)", call):
         return passed("The last run's failed call was not for an empty range.")
-    return fail(
+    return warn(
         "The last run page-locked an empty range.",
         m.says("run.refusal", error_text(error)),
         remedy="Send us: strata report. Until then: --pinned-budget 0",
@@ -237,9 +243,7 @@ def lock(m: Machine) -> Result | None:
     return warn(
         "Locking memory in RAM was refused; that is optional and nothing else failed by it.",
         *evidence,
-        remedy=m.per_os(
-            linux="ulimit -l unlimited (for good: 'USER - memlock unlimited' in /etc/security/limits.conf)",
-            windows="secpol.msc: Local Policies, User Rights Assignment, 'Lock pages in memory': add your user, "
-            "then sign in anew",
-        ),
+        remedy=LOCK_REMEDIES.get(error.code or 0, LOCK_REMEDIES[1314])
+        if m.host.os == "windows"
+        else "ulimit -l unlimited (for good: 'USER - memlock unlimited' in /etc/security/limits.conf)",
     )

@@ -23,30 +23,6 @@ FREE = (  # what it takes to compare free VRAM as CUDA and the driver see it
 )
 
 
-@check("STR-VRAM-DISPLAY", "Desktop on the GPU", needs=("nvml.gpus.display_active",))
-def display(m: Machine) -> Result | None:
-    """A desktop drawn on the card takes VRAM when it likes, and stutters when there is none left. A monitor that is
-    merely plugged in (display_mode) says nothing. Plans keep a larger reserve on such a card."""
-    drawn = [name for name, gpu in m.gpus.items() if gpu.display_active]
-    if not m.nvml.gpus:
-        return None
-    if not drawn:
-        return passed("No desktop is drawn on an NVIDIA GPU.")
-    other = next((a for a in m.adapters.adapters if a.integrated and a.vendor != "NVIDIA"), None)
-    return warn(
-        f"{', '.join(drawn)} draws the desktop: its free VRAM changes while you work.",
-        *(m.says("nvml.gpus.display_active", f"{name}: display active{_use(m.gpus[name])}") for name in drawn),
-        *(
-            [m.says("adapters", f"{other.name or other.vendor or 'an integrated GPU'} could draw it instead")]
-            if other
-            else []
-        ),
-        remedy="Plug the monitor into the mainboard's connector (the integrated GPU)"
-        if other
-        else "A larger reserve: --vram-reserve-mib 1024",
-    )
-
-
 @check("STR-VRAM-OTHERS", "VRAM held by others", needs=OTHERS)
 def others(m: Machine) -> Result | None:
     """Out of memory on a card that is big enough: another process holds its memory. Plans rest on what is free, never
@@ -99,6 +75,23 @@ def two_truths(m: Machine) -> Result | None:
     )
 
 
+@check("STR-VRAM-TOUCHED", "VRAM that is really there", needs=("pinned.ballast_resident_bytes",))
+def touched(m: Machine) -> Result | None:
+    """Where Windows manages VRAM a grant is only a promise: memory may lie in RAM though every byte of it was written, and
+    what works on it crawls. `strata doctor MODEL --deep` holds and writes a plan's device memory and asks the driver
+    how much of it is in VRAM."""
+    held, there = (m.pinned.ballast_bytes, m.pinned.ballast_resident_bytes) if m.pinned else (0, None)
+    if not held:
+        return None
+    if there is None or held - there <= max(held // 32, 64 * MIB):
+        return passed("Device memory that was written is in VRAM.")
+    return warn(
+        f"{size(held)} of VRAM were granted and written, and only {size(there)} are there: the rest went to RAM.",
+        m.says("pinned.ballast_resident_bytes", f"use of VRAM rose by {size(there)} while {size(held)} were written"),
+        remedy=f"Keep that much more free: --vram-reserve-mib {(held - there) // MIB + 512}",
+    )
+
+
 @check("STR-VRAM-CONTEXT", "Size of the CUDA context", needs=("cuda.devices.context_bytes",))
 def context(m: Machine) -> Result | None:
     """The context, its modules and library workspaces take 100 to 550 MiB that are not in any tensor. They are measured
@@ -129,7 +122,7 @@ def spill(m: Machine) -> Result | None:
         return None
     if now is None or usual is None or free is None or now >= usual / 2 or free >= SPILL_RESERVE:
         return passed("The last run kept its speed and left VRAM free.")
-    return fail(
+    return warn(
         f"The last run's VRAM was paged out: {now:.1f} tokens per second instead of {usual:.1f}.",
         m.says("run.vram_free_loaded_bytes", f"{size(free)} of VRAM free after loading"),
         m.says("run.decode_tokens_per_s", f"{now:.1f} tok/s, earlier {usual:.1f}"),
@@ -164,7 +157,7 @@ def unplanned(m: Machine) -> Result | None:
         return None
     if error.code != 2 or m.last_run.refused_line is not None or "alloc" not in (error.call or "").lower():
         return passed("The last run asked for nothing outside its plan.")
-    return fail(
+    return warn(
         "The last run ran out of memory for something that its plan has no line for.",
         m.says("run.refusal", error_text(error)),
         remedy="Send us: strata report. Until then: --vram-reserve-mib 1024 --prefill 256",
@@ -205,6 +198,30 @@ def page_file(m: Machine) -> Result | None:
         ),
         remedy="SystemPropertiesAdvanced.exe: Performance, Settings, Advanced, Virtual memory: 'System managed size'; "
         "then restart",
+    )
+
+
+@check("STR-VRAM-DISPLAY", "Desktop on the GPU", needs=("nvml.gpus.display_active",))
+def display(m: Machine) -> Result | None:
+    """A desktop drawn on the card takes VRAM when it likes, and stutters when there is none left. A monitor that is
+    merely plugged in (display_mode) says nothing. Plans keep a larger reserve on such a card."""
+    drawn = [name for name, gpu in m.gpus.items() if gpu.display_active]
+    if not m.nvml.gpus:
+        return None
+    if not drawn:
+        return passed("No desktop is drawn on an NVIDIA GPU.")
+    other = next((a for a in m.adapters.adapters if a.integrated and a.vendor != "NVIDIA"), None)
+    return warn(
+        f"{', '.join(drawn)} draws the desktop: its free VRAM changes while you work.",
+        *(m.says("nvml.gpus.display_active", f"{name}: display active{_use(m.gpus[name])}") for name in drawn),
+        *(
+            [m.says("adapters", f"{other.name or other.vendor or 'an integrated GPU'} could draw it instead")]
+            if other
+            else []
+        ),
+        remedy="Plug the monitor into the mainboard's connector (the integrated GPU)"
+        if other
+        else "Plans keep a larger reserve on it; where the desktop stutters, keep more: --vram-reserve-mib 2048",
     )
 
 

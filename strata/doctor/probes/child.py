@@ -6,8 +6,10 @@ stdout nor a crash half-way loses what was found.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -19,6 +21,8 @@ import msgspec
 from strata.doctor.cuda_codes import cuda_error
 from strata.doctor.facts import ProbeError, ProbeStatus
 from strata.doctor.probes.request import ProbeRequest, ProbeStopped, Record
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def run_probe(facts: Iterator[msgspec.Struct], results: BinaryIO) -> None:
@@ -46,12 +50,19 @@ def _write(results: BinaryIO, record: Record) -> None:
 def main() -> None:
     """Run the probe named on the command line."""
     group, result_path = sys.argv[1:]
+    _end_with_parent()
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=ProbeRequest)
     module = importlib.import_module(f"strata.doctor.probes.{group}")
     with Path(result_path).open("ab") as results:
         run_probe(module.probe(request), results)
     sys.stderr.flush()
     os._exit(0)  # the result is safe: a driver that crashes or hangs in its own teardown must not matter
+
+
+def _end_with_parent() -> None:
+    """Have Linux end this process with its parent: memory must not stay taken for someone who was killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

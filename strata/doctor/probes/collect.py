@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from subprocess import SubprocessError
 from typing import Any
 
 from strata.doctor.cuda_codes import cuda_error
@@ -30,9 +31,9 @@ class Collector:
             found = dict(zip(names, read(), strict=True))
         except Unknown as reason:
             self.unknown.update(dict.fromkeys(names, str(reason)))
-        except (OSError, ValueError, LookupError, RuntimeError, AttributeError) as failure:
-            # RuntimeError is what CuPy's errors are; old libraries lack functions. One fact that cannot be read
-            # must not hide the others.
+        except (OSError, ValueError, LookupError, RuntimeError, AttributeError, SubprocessError) as failure:
+            # RuntimeError is what CuPy's errors are; old libraries lack functions; a tool of the system may hang. One
+            # fact that cannot be read must not hide the others.
             error = cuda_error(failure)
             code = "" if error.code is None else f" {error.code}"
             self.unknown.update(dict.fromkeys(names, f"{error.name}{code}: {error.message}"))

@@ -54,7 +54,10 @@ def collect_linux(found: Collector, root: Path, environment: Mapping[str, str], 
 
 
 def _collect_memory(found: Collector, root: Path) -> None:
-    table = linux.meminfo(root)
+    try:
+        table, missing = linux.meminfo(root), "/proc/meminfo gives no "
+    except (OSError, ValueError) as failure:
+        table, missing = {}, f"/proc/meminfo cannot be read ({failure}): no "
     for name, key in (
         ("ram_total_bytes", "MemTotal"),
         ("ram_available_bytes", "MemAvailable"),  # missing on WSL 1
@@ -70,7 +73,7 @@ def _collect_memory(found: Collector, root: Path) -> None:
             found.values[name] = table[key]
             found.sources[name] = f"/proc/meminfo {key}"
         else:
-            found.unknown[name] = f"/proc/meminfo gives no {key}"
+            found.unknown[name] = missing + key
     found.take("thp", lambda: linux.chosen(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     found.take("overcommit_mode", lambda: int((root / "proc/sys/vm/overcommit_memory").read_text()))
     found.take("numa_nodes", lambda: linux.numa_nodes(root), "/sys/devices/system/node")
@@ -88,9 +91,8 @@ def _collect_cgroup(found: Collector, root: Path) -> None:
 
 
 def _collect_processors(found: Collector, root: Path) -> None:
-    blocks = linux.cpuinfo(root)
-    found.take("cpu_model", lambda: linux.cpu_model(blocks), "/proc/cpuinfo")
-    found.take("cpu_flags", lambda: linux.cpu_flags(blocks), "/proc/cpuinfo")
+    found.take("cpu_model", lambda: linux.cpu_model(linux.cpuinfo(root)), "/proc/cpuinfo")
+    found.take("cpu_flags", lambda: linux.cpu_flags(linux.cpuinfo(root)), "/proc/cpuinfo")
     found.take("cpu_physical", lambda: linux.physical_cores(root), "/sys/devices/system/cpu")
     found.take_all(("cpu_performance", "cpu_efficiency"), lambda: linux.core_kinds(root), "/sys/devices")
 
@@ -136,7 +138,10 @@ def io_priority() -> str:
     """Return "low", "normal" or "high" for this process's I/O class."""
     import psutil
 
-    priority = psutil.Process().ionice()
+    try:
+        priority = psutil.Process().ionice()
+    except psutil.Error as failure:  # no /proc
+        raise Unknown(str(failure)) from None
     if priority.ioclass == psutil.IOPRIO_CLASS_IDLE:
         return "low"
     if priority.ioclass == psutil.IOPRIO_CLASS_RT:

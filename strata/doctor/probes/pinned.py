@@ -20,14 +20,18 @@ from strata.doctor.cuda_codes import cuda_error
 from strata.doctor.facts import PinnedFacts, ProbeError, ProbeStatus
 from strata.doctor.probes.collect import Collector
 from strata.doctor.probes.cuda import device_uuid, driver_library, import_cupy
-from strata.doctor.probes.request import ProbeRequest, ProbeStopped
+from strata.doctor.probes.nvml_gauge import NvmlGauge
+from strata.doctor.probes.request import (
+    LARGE_CHUNK,
+    LEFT_FREE_BYTES,
+    MIB,
+    SMALL_CHUNK,
+    ProbeRequest,
+    ProbeStopped,
+)
 
-MIB = 1 << 20
-LARGE_CHUNK = 256 * MIB
-SMALL_CHUNK = 64 * MIB
 SCRATCH_BYTES = 16 * MIB  # device memory that chunks are copied through
 MALLOC_TEST_BYTES = MIB
-LEFT_FREE_BYTES = 256 * MIB  # device memory that the ballast must leave: VRAM is never probed to exhaustion
 _ALLOC_FLAGS = 3  # cudaHostAllocPortable | cudaHostAllocMapped; cudaHostRegister's two are the same
 _BAD_KERNEL = re.compile(r"6\.11(\.|-|$)")
 
@@ -38,7 +42,8 @@ def probe(request: ProbeRequest) -> Iterator[PinnedFacts]:
         why = f"Linux {release()} can lose memory until the next boot when a pin is refused, so none is tried"
         raise ProbeStopped(ProbeStatus.SKIPPED, ProbeError(why))
     runtime = import_cupy({}).cuda.runtime
-    yield from try_pinning(runtime, request, lambda: device_uuid(driver_library(), request.device))
+    with NvmlGauge.open(request.nvml_missing) as gauge:
+        yield from try_pinning(runtime, request, lambda: device_uuid(driver_library(), request.device), gauge)
 
 
 def is_known_bad(kernel: str) -> bool:
@@ -51,8 +56,11 @@ def chunk_size(asked: int) -> int:
     return min(asked, LARGE_CHUNK if asked >= 4 * LARGE_CHUNK else SMALL_CHUNK)
 
 
-def try_pinning(runtime: Any, request: ProbeRequest, uuid: Any) -> Iterator[PinnedFacts]:
+def try_pinning(runtime: Any, request: ProbeRequest, uuid: Any, gauge: NvmlGauge) -> Iterator[PinnedFacts]:
     """Yield how much `runtime` (CuPy's ``cuda.runtime``, or one that acts like it) grants.
+
+    Where Windows manages VRAM, a grant is a promise, and memory that was written may have gone to RAM: `gauge` is
+    asked how much of the ballast is in VRAM once all of it was written.
 
     Raises
     ------
@@ -71,11 +79,10 @@ def try_pinning(runtime: Any, request: ProbeRequest, uuid: Any) -> Iterator[Pinn
         return
     found = Collector()
     found.take("device_uuid", uuid, "cuDeviceGetUuid")
+    if request.ballast_bytes:
+        _hold_ballast(runtime, request, found, gauge)
     facts = PinnedFacts(
-        asked_bytes=asked,
-        chunk_bytes=facts.chunk_bytes,
-        ballast_bytes=_place_ballast(runtime, request.ballast_bytes),
-        **found.fields(),
+        asked_bytes=asked, chunk_bytes=facts.chunk_bytes, ballast_bytes=request.ballast_bytes, **found.fields()
     )
     yield facts
     chunks: list[int] = []
@@ -91,10 +98,26 @@ def try_pinning(runtime: Any, request: ProbeRequest, uuid: Any) -> Iterator[Pinn
     yield _try_register(runtime, facts)
 
 
-def _place_ballast(runtime: Any, nbytes: int) -> int:
+def _hold_ballast(runtime: Any, request: ProbeRequest, found: Collector, gauge: NvmlGauge) -> None:
+    """Place the ballast, and collect how much of it is in VRAM."""
+
+    def look() -> tuple[int, int]:
+        runtime.memGetInfo()  # makes the context, which must not count
+        index = gauge.index(found.values.get("device_uuid"), runtime.deviceGetPCIBusId(request.device))
+        return index, gauge.used_bytes(index)
+
+    before = Collector()
+    before.take_all(("index", "used"), look)
+    _place_ballast(runtime, request.ballast_bytes)
+    if before.unknown:
+        found.unknown["ballast_resident_bytes"] = before.unknown["used"]
+        return
+    index, used = before.values["index"], before.values["used"]
+    found.take("ballast_resident_bytes", lambda: max(gauge.used_bytes(index) - used, 0), "NVML")
+
+
+def _place_ballast(runtime: Any, nbytes: int) -> None:
     """Hold device memory, touched, until this process ends."""
-    if nbytes == 0:
-        return 0
     call = f"cudaMalloc({_mib(nbytes)} of ballast)"
     try:
         free, _ = runtime.memGetInfo()
@@ -105,7 +128,6 @@ def _place_ballast(runtime: Any, nbytes: int) -> int:
         runtime.deviceSynchronize()
     except RuntimeError as failure:
         raise ProbeStopped(ProbeStatus.FAILED, cuda_error(failure, call)) from failure
-    return nbytes
 
 
 def _pin_chunks(runtime: Any, facts: PinnedFacts, chunks: list[int]) -> Iterator[PinnedFacts]:

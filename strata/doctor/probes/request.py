@@ -8,6 +8,11 @@ import msgspec
 
 from strata.doctor.facts import ProbeError, ProbeStatus
 
+MIB = 1 << 20
+LARGE_CHUNK = 256 * MIB  # page-locked memory is taken in pieces of this, or of
+SMALL_CHUNK = 64 * MIB  # this where little is asked for
+LEFT_FREE_BYTES = 256 * MIB  # device memory that the ballast must leave: VRAM is never probed to exhaustion
+
 
 class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Options that reach the children. Every probe reads what concerns it."""

@@ -14,7 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from strata.doctor.facts import Probe, ProbeError, ProbeStatus
 from strata.doctor.probes.request import ProbeRequest, Record
 
 POLL_S = 0.005
+STATE_S = 0.1  # between two looks at what a running child knows
 KILL_GRACE_S = 1.0  # how long a killed child may take to go
 STDERR_BYTES = 4096  # how much of a child's last words is kept
 RESULT_BYTES = 8 << 20  # no honest result is longer
@@ -63,6 +65,7 @@ def probe_job(group: str, request: ProbeRequest, time_limit_s: float) -> Job:
 def run_jobs(
     jobs: Sequence[Job],
     on_done: Callable[[str, Probe[Any]], None] = lambda group, probe: None,
+    on_state: Callable[[str, Any], None] | None = None,
 ) -> dict[str, Probe[Any]]:
     """Run `jobs` side by side and return each one's outcome, its value still in the form that JSON has.
 
@@ -72,19 +75,22 @@ def run_jobs(
         What to run, one per group.
     on_done : callable, optional
         Called with the group and its outcome as each ends.
+    on_state : callable, optional
+        Called with the group and what its probe knows by now, several times a second.
     """
     outcomes: dict[str, Probe[Any]] = {}
-    with tempfile.TemporaryDirectory(prefix="strata-probe-", ignore_cleanup_errors=True) as folder:
+    with _result_files([job.group for job in jobs]) as files:
         children: list[_Child] = []
         try:
             for job in jobs:
                 try:
-                    children.append(_Child(job, Path(folder) / job.group))
+                    children.append(_Child(job, files[job.group]))
                 except OSError as failure:
                     error = ProbeError(message=f"could not start {job.command[0]}: {failure}", code=failure.errno)
                     outcomes[job.group] = Probe(status=ProbeStatus.FAILED, error=error)
                     on_done(job.group, outcomes[job.group])
             live = list(children)
+            looked = time.monotonic()
             while live:
                 for child in tuple(live):
                     outcome = child.check()
@@ -92,11 +98,40 @@ def run_jobs(
                         live.remove(child)
                         outcomes[child.job.group] = outcome
                         on_done(child.job.group, outcome)
+                if on_state is not None and time.monotonic() - looked >= STATE_S:
+                    looked = time.monotonic()
+                    for child in live:
+                        on_state(child.job.group, child.value())
                 time.sleep(POLL_S)
         finally:
             for child in children:
                 child.abandon()
     return outcomes
+
+
+@contextmanager
+def _result_files(groups: Sequence[str]) -> Iterator[dict[str, Path]]:
+    """Give each group a path that its child can append to; in memory, on a system where no folder can be written."""
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="strata-probe-", ignore_cleanup_errors=True)
+            )
+        except OSError:
+            if not hasattr(os, "memfd_create"):
+                raise
+            yield {group: stack.enter_context(_memory_file(group)) for group in groups}
+        else:
+            yield {group: Path(folder) / group for group in groups}
+
+
+@contextmanager
+def _memory_file(name: str) -> Iterator[Path]:
+    file = os.memfd_create(name)
+    try:
+        yield Path(f"/proc/{os.getpid()}/fd/{file}")
+    finally:
+        os.close(file)
 
 
 class _Child:
@@ -115,6 +150,7 @@ class _Child:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             cwd=_PACKAGE_ROOT,
+            start_new_session=True,  # a group of its own, so that what it starts can be killed with it
         )
         self._stderr = b""
         self._pipes = threading.Thread(target=self._serve_pipes, daemon=True)
@@ -141,12 +177,18 @@ class _Child:
         """Return the outcome once there is one; kill the child when its time is up."""
         now = time.monotonic()
         ended = self._process.poll() is not None
-        if not ended and self._killed_at is None and now - self._started > self.job.time_limit_s:
-            self._process.kill()
+        if ended:
+            _kill(self._process)  # what it may have started
+        elif self._killed_at is None and now - self._started > self.job.time_limit_s:
+            _kill(self._process)
             self._killed_at = now
         if not ended and (self._killed_at is None or now - self._killed_at < KILL_GRACE_S):
             return None
         return self._outcome(now - self._started)
+
+    def value(self) -> Any:
+        """Return what the probe knows by now; None when it knows nothing yet."""
+        return self._last_record().value
 
     def _outcome(self, seconds: float) -> Probe[Any]:
         last = self._last_record()
@@ -186,7 +228,16 @@ class _Child:
     def abandon(self) -> None:
         """Leave no child behind that can still be killed. Never waits."""
         if self._process.poll() is None:
-            self._process.kill()
+            _kill(self._process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child, and whatever it started that still runs."""
+    if sys.platform == "win32":
+        process.kill()
+        return
+    with suppress(ProcessLookupError, PermissionError):  # the group is empty: all have ended
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _death(returncode: int, stderr: str | None) -> ProbeError:

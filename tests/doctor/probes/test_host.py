@@ -93,3 +93,40 @@ def test_bare_root_makes_everything_unknown_and_nothing_zero(tmp_path: Path) -> 
 @pytest.mark.parametrize(("nice", "name"), [(0, "normal"), (10, "low"), (19, "low"), (-5, "high")])
 def test_cpu_priority(nice: int, name: str) -> None:
     assert host.cpu_priority(nice) == name
+
+
+GARBAGE = ("", "\x00\xff nonsense", "a:b:c:d\n" * 3, "-1", "99999999999999999999999 kB\n", "processor\t: \n\n\n")
+
+
+@pytest.mark.parametrize("broken", ["gone", "folder", *GARBAGE])
+def test_no_file_of_the_system_however_broken_hides_what_the_others_say(tmp_path: Path, broken: str) -> None:
+    files = {
+        "etc/os-release": 'PRETTY_NAME="Debian"\n',
+        "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 800 kB\n",
+        "proc/cpuinfo": "processor\t: 0\nmodel name\t: Some CPU\nflags\t: avx2\n",
+        "proc/self/cgroup": "0::/\n",
+        "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
+        "proc/sys/vm/overcommit_memory": "1\n",
+        "proc/driver/nvidia/version": "NVRM version: 580.65.06\n",
+        "dev/kmsg": "4,1,1,-;NVRM: loading\n",
+        "sys/fs/cgroup/cgroup.controllers": "cpu memory",
+        "sys/fs/cgroup/cpu.max": "max 100000\n",
+        "sys/fs/cgroup/memory.max": "max\n",
+        "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
+        "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal: 5 kB\nNode 0 MemFree: 5 kB\n",
+        "sys/devices/system/node/node0/cpulist": "0-1",
+        "sys/devices/system/cpu/cpu0/topology/thread_siblings_list": "0-1",
+        "sys/devices/system/cpu/online": "0-1",
+        "sys/devices/cpu/": "",
+    }
+    whole = collect(lay(tmp_path / "whole", files))
+    for number, victim in enumerate(name for name in files if not name.endswith("/")):
+        others = {name: text for name, text in files.items() if name != victim}
+        replaced = {} if broken == "gone" else {victim + "/": ""} if broken == "folder" else {victim: broken}
+        facts = collect(lay(tmp_path / str(number), others | replaced))
+        changed = [
+            name
+            for name in HostFacts.__struct_fields__
+            if name not in ("unknown", "sources") and getattr(facts, name) != getattr(whole, name)
+        ]
+        assert len(changed) <= 9, (victim, changed)  # at most what this file alone tells: nine fields of meminfo

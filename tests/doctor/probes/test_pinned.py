@@ -5,6 +5,7 @@ import pytest
 from strata.doctor.facts import PinnedFacts, ProbeStatus
 from strata.doctor.probes import pinned
 from strata.doctor.probes.collect import Unknown
+from strata.doctor.probes.nvml_gauge import NvmlGauge
 from strata.doctor.probes.pinned import chunk_size, is_known_bad, try_pinning
 from strata.doctor.probes.request import ProbeRequest, ProbeStopped
 from tests.doctor.probes.fake_cupy import MIB, NO_DEVICE, FakeRuntime
@@ -17,9 +18,11 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pinned, "SCRATCH_BYTES", 3 * MIB)  # divides no chunk
 
 
-def states(runtime: FakeRuntime, asked: int = 32 * MIB, ballast: int = 0) -> list[PinnedFacts]:
+def states(
+    runtime: FakeRuntime, asked: int = 32 * MIB, ballast: int = 0, gauge: NvmlGauge | None = None
+) -> list[PinnedFacts]:
     request = ProbeRequest(pin_bytes=asked, ballast_bytes=ballast)
-    return list(try_pinning(runtime, request, lambda: "GPU-1"))
+    return list(try_pinning(runtime, request, lambda: "GPU-1", gauge or NvmlGauge(None, "no NVML")))
 
 
 def test_everything_granted() -> None:
@@ -112,6 +115,40 @@ def test_ballast_that_does_not_fit_stops_the_probe_before_it_pins(
     assert "hostAlloc" not in runtime.calls
 
 
+class Resident:
+    """Acts like `NvmlGauge` for a driver that keeps `share` of what is granted in VRAM, beside 100 MiB of others."""
+
+    def __init__(self, runtime: FakeRuntime, share: float) -> None:
+        self.runtime, self.share = runtime, share
+
+    def index(self, uuid: str | None, pci_bus_id: str) -> int:
+        assert (uuid, pci_bus_id) == ("GPU-1", "0000:01:00.0")
+        return 5
+
+    def used_bytes(self, index: int | None) -> int:
+        assert index == 5
+        free, total = self.runtime.memGetInfo()
+        return 100 * MIB + int((total - free) * self.share)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.9, 0.0])
+def test_what_of_the_ballast_is_in_vram_is_asked_after_it_was_written(share: float) -> None:
+    runtime = FakeRuntime(vram_bytes=2048 * MIB)
+    facts = states(runtime, ballast=280 * MIB, gauge=Resident(runtime, share))[-1]  # type: ignore[arg-type]
+    assert facts.ballast_resident_bytes == int(280 * MIB * share)
+    assert facts.sources["ballast_resident_bytes"] == "NVML"
+    written = runtime.calls.index("memset")
+    assert "memGetInfo" in runtime.calls[:written]
+    assert "memGetInfo" in runtime.calls[written:]
+
+
+def test_without_nvml_what_is_in_vram_is_unknown_with_its_reason() -> None:
+    facts = states(FakeRuntime(vram_bytes=2048 * MIB), ballast=280 * MIB)[-1]
+    assert (facts.ballast_bytes, facts.ballast_resident_bytes) == (280 * MIB, None)
+    assert facts.unknown["ballast_resident_bytes"] == "no NVML"
+    assert states(FakeRuntime())[-1].unknown == {}  # nothing was held, so nothing is unknown
+
+
 def test_progress_is_reported_after_each_chunk() -> None:
     granted = [facts.granted_bytes for facts in states(FakeRuntime(pinned_bytes=20 * MIB))]
     assert granted == [0, 8 * MIB, 16 * MIB, 16 * MIB, 16 * MIB, 16 * MIB]
@@ -121,7 +158,7 @@ def test_unknown_uuid_has_its_reason() -> None:
     def no_uuid() -> str:
         raise Unknown("not told")
 
-    facts = list(try_pinning(FakeRuntime(), ProbeRequest(pin_bytes=MIB), no_uuid))[-1]
+    facts = list(try_pinning(FakeRuntime(), ProbeRequest(pin_bytes=MIB), no_uuid, NvmlGauge(None)))[-1]
     assert facts.device_uuid is None
     assert facts.unknown == {"device_uuid": "not told"}
     assert facts.granted_bytes == MIB

@@ -72,7 +72,7 @@ def test_child_in_uninterruptible_wait_is_left_behind_and_named(monkeypatch: pyt
     def kill_in_vain(process: subprocess.Popen) -> None:  # what SIGKILL does to a process in state D
         pids.append(process.pid)
 
-    monkeypatch.setattr(subprocess.Popen, "kill", kill_in_vain)
+    monkeypatch.setattr(runner, "_kill", kill_in_vain)
     monkeypatch.setattr(runner, "KILL_GRACE_S", 0.2)
     started = time.monotonic()
     probe = run_code("import time\ntime.sleep(30)", 0.5)
@@ -84,7 +84,9 @@ def test_child_in_uninterruptible_wait_is_left_behind_and_named(monkeypatch: pyt
 
 
 @POSIX
-@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGKILL", "SIGBUS"])
+@pytest.mark.parametrize(
+    "name", ["SIGSEGV", "SIGABRT", "SIGKILL", "SIGBUS", "SIGFPE", "SIGILL", "SIGTERM", "SIGHUP", "SIGTRAP"]
+)
 def test_crash_by_signal_is_named(name: str) -> None:
     number = getattr(signal, name)
     probe = run_code(
@@ -197,3 +199,94 @@ def test_probe_children_ignore_modules_where_the_person_stands(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     probe = run_jobs([probe_job("adapters", ProbeRequest(), 20.0)])["adapters"]
     assert probe.status is ProbeStatus.OK
+
+
+@POSIX
+def test_stopped_child_is_killed() -> None:
+    """`kill -STOP` freezes a process; only SIGKILL still ends it."""
+    probe = run_code("import os, signal\nwrite(value=1)\nos.kill(os.getpid(), signal.SIGSTOP)", 1.0)
+    assert (probe.status, probe.value) == (ProbeStatus.TIMED_OUT, 1)
+
+
+def waits_until_gone(pid: int, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        if sys.platform == "linux" and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return True  # dead, and waits for an init that reaps orphans
+        time.sleep(0.02)
+    return False
+
+
+@POSIX
+@pytest.mark.parametrize("ending", ["sys.exit(0)", "time.sleep(60)", "os.abort()"])
+def test_grandchildren_end_with_their_parent_and_do_not_hold_up_its_outcome(ending: str) -> None:
+    """A tool that a probe starts (ldconfig, nvidia-smi) inherits its stderr and may hang longer than the probe."""
+    started = time.monotonic()
+    probe = run_code(
+        "import os, subprocess, time\n"
+        "tool = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"write(value=tool.pid, status='ok')\n{ending}",
+        2.0,
+    )
+    assert time.monotonic() - started < 20
+    assert probe.status is ProbeStatus.OK
+    assert waits_until_gone(probe.value)
+
+
+@POSIX
+def test_child_that_outlives_a_killed_parent_ends_by_itself(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        pytest.skip("Linux alone can do this")
+    (tmp_path / "told").touch()
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom strata.doctor.probes import child\n"
+        "child._end_with_parent()\nPath(sys.argv[1]).write_text('ready')\ntime.sleep(60)"
+    )
+    parent_code = (
+        "import subprocess, sys, time\n"
+        f"kid = subprocess.Popen([sys.executable, '-c', {code!r}, sys.argv[1]], start_new_session=True)\n"
+        "print(kid.pid, flush=True)\ntime.sleep(60)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", parent_code, str(tmp_path / "told")], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    while not (tmp_path / "told").read_text():
+        time.sleep(0.02)
+    parent.kill()
+    parent.communicate()
+    assert waits_until_gone(pid)
+
+
+def test_where_nothing_can_be_written_results_are_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(os, "memfd_create"):
+        pytest.skip("Linux alone can do this")
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(runner.tempfile, "TemporaryDirectory", refuse)
+    probe = run_code("write(value=1)\nwrite(value=2, status='ok')")
+    assert (probe.status, probe.value) == (ProbeStatus.OK, 2)
+
+
+def test_what_a_probe_knows_is_told_while_it_works() -> None:
+    told: list[object] = []
+    code = "import time\nfor n in range(8):\n    write(value=n)\n    time.sleep(0.1)\nwrite(value=8, status='ok')"
+    job = Job("group", 20.0, (sys.executable, "-c", WRITE + code))
+    assert run_jobs([job], on_state=lambda group, value: told.append(value))["group"].value == 8
+    known = [value for value in told if value is not None]
+    assert known
+    assert known == sorted(known)  # type: ignore[type-var]
+
+
+def test_endless_results_are_bounded_in_memory() -> None:
+    probe = run_code(
+        "import time\nwhile True:\n    open(sys.argv[1], 'a').write('x' * 1_000_000)\n    time.sleep(0.02)", 1.0
+    )
+    assert (probe.status, probe.value) == (ProbeStatus.TIMED_OUT, None)

@@ -1,10 +1,15 @@
-"""How the probes themselves fared: a probe that hangs or dies is a symptom, and never hides the rest."""
+"""Symptoms, after the checks of their causes: probes that hang or die, and faults in the kernel's log."""
 
 from __future__ import annotations
 
-from strata.doctor.checks.check import Result, check, fail, passed
+import re
+
+from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.machine import GROUPS, WHERE, Machine
 from strata.doctor.facts import ProbeStatus
+from strata.doctor.units import counted
+
+OF_A_PROGRAM = (13, 31, 43, 45)  # Xid numbers of faults that a program's kernel makes; they end with the program
 
 
 @check("STR-PROBE-HUNG", "Probes answer in time", needs=())
@@ -44,4 +49,20 @@ def crashed(m: Machine) -> Result | None:
         f"The probe's process crashed: {', '.join(f'{g} ({WHERE[g]})' for g in dead)}.",
         *evidence,
         remedy="Reinstall the NVIDIA driver, and CuPy in a fresh environment: pip install 'strata[cuda13]'",
+    )
+
+
+@check("STR-DRV-XID", "GPU faults in the kernel log", needs=("host.kernel_log",))
+def xid(m: Machine) -> Result | None:
+    """The driver writes an Xid line for every GPU fault. Those of a program (13, 31, 43, 45) are over when it ends;
+    48, 63, 64, 92, 94, 95 are memory errors of the card, 74 is the link between cards, 62 and 119 the card's own
+    controllers."""
+    lines = [(line, found[1]) for line in m.host.kernel_log or () if (found := re.search(r"Xid .*?: (\d+)", line))]
+    lasting = [line for line, number in lines if int(number) not in (*OF_A_PROGRAM, 79)]  # 79: STR-DRV-LOST
+    if not lasting:
+        return passed("The kernel's log shows no fault of a GPU itself.")
+    return warn(
+        f"The driver logged {counted(len(lasting), 'GPU fault')} since the system started.",
+        m.says("host.kernel_log", lasting[-1]),
+        remedy="Look the number up: https://docs.nvidia.com/deploy/xid-errors; a reboot clears the GPU's state",
     )
