@@ -55,7 +55,12 @@ def parse_auto(text: str) -> int:
 
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A .gguf file (the first of a split set), or 'demo'.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A .gguf file (the first of a split set), hf:owner/repo[/file], or 'demo'.",
+        show_default=False,
+    ),
 ]
 
 

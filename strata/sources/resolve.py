@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from strata.errors import UsageError
 from strata.sources import Progress
 
 
-def resolve(model: str, *, progress: Progress) -> Path:
+def resolve(model: str, *, progress: Progress, header_only: bool = False) -> Path:
     """Find the file behind MODEL, fetching it if need be.
 
     Parameters
     ----------
     model : str
-        A path, or ``demo``.
+        A path, ``demo``, or ``hf:owner/repo[/file]``.
     progress : Progress
         Told about every step that takes a while.
+    header_only : bool
+        The model's header is enough: of a model of a hub that is not here, only the first megabytes are fetched.
 
     Returns
     -------
@@ -27,18 +28,18 @@ def resolve(model: str, *, progress: Progress) -> Path:
     Raises
     ------
     UsageError
-        For ``hf:...``, which is not implemented.
+        There is no such repository or file, or the name does not say which of several.
     DemoUnavailable
         The demo model is neither in the cache nor can it be fetched.
+    ModelUnavailable
+        The same, for a model of a hub.
     """
     if model == "demo":
         from strata.sources.demo import demo_model
 
         return demo_model(progress)
     if model.startswith("hf:"):
-        raise UsageError(
-            f"open model {model}",
-            "fetching from a hub is not implemented yet",
-            "Download the .gguf file yourself and give its path",
-        )
+        from strata.sources.hub.model import hub_model
+
+        return hub_model(model, header_only=header_only, progress=progress)
     return Path(model)

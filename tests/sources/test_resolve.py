@@ -8,6 +8,8 @@ from strata.errors import UsageError
 from strata.gguf.reader import open_gguf
 from strata.sources import demo
 from strata.sources.cache import cache_folder
+from strata.sources.hub.choose import HubFile
+from strata.sources.hub.store import MODELS, store
 from strata.sources.resolve import resolve
 
 
@@ -25,9 +27,14 @@ def test_demo_is_the_demo_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert resolve("demo", progress=ignore) == tmp_path / demo.MODEL
 
 
-def test_a_hub_is_refused_by_name() -> None:
+def test_a_name_of_a_hub_is_kept_by_its_name(tmp_path: Path) -> None:
+    kept = store(MODELS, "owner/repo")
+    kept.folder.mkdir(parents=True)
+    (tmp_path / "part").write_bytes(b"GGUF")
+    kept.put(HubFile("m.gguf", 4), tmp_path / "part")
+    assert resolve("hf:owner/repo/m.gguf", progress=ignore) == kept.path("m.gguf")
     with pytest.raises(UsageError, match="hf:owner/repo"):
-        resolve("hf:owner/repo", progress=ignore)
+        resolve("hf:owner", progress=ignore)
 
 
 def test_a_mistyped_path_is_answered_with_near_ones(tmp_path: Path) -> None:

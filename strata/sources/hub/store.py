@@ -1,0 +1,115 @@
+"""Where files of one repository are kept, and the record of which of them Strata put there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata.sources import Progress
+from strata.sources.cache import cache_folder
+from strata.sources.hub.choose import HubFile
+
+MODELS = "hf"  # folders in the cache
+HEADERS = "hf-headers"
+RECORD = "fetched.json"
+LOCK = "fetching.lock"
+PART = "part"
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder with files of one repository.
+
+    Only what its record names, with the size that it names, counts as kept: a file that somebody else put there is
+    neither used nor deleted.
+    """
+
+    folder: Path
+
+    def path(self, file: str) -> Path:
+        """Where a file of the repository is kept, or would be."""
+        return self.folder.joinpath(*file.split("/"))
+
+    def part(self, file: HubFile) -> Path:
+        """Where the file lies while it is not whole; another version of it has another name."""
+        path = self.path(file.path)
+        return path.with_name(f"{path.name}.{file.checksum[:12]}.{PART}")
+
+    def files(self) -> list[HubFile]:
+        """List what is kept."""
+        import msgspec
+
+        try:
+            record = msgspec.json.decode((self.folder / RECORD).read_bytes(), type=dict[str, HubFile])
+        except FileNotFoundError:
+            return []
+        except msgspec.MsgspecError:  # written in one step, so somebody changed it: then nothing is known to be ours
+            return []
+        return [file for file in record.values() if _size(self.path(file.path)) == file.nbytes]
+
+    def keeps(self, file: str) -> bool:
+        """Say whether the file is kept."""
+        return any(kept.path == file for kept in self.files())
+
+    def put(self, file: HubFile, part: Path) -> None:
+        """Move a finished file into its place and record it; the caller holds `lock`."""
+        part.replace(self.path(file.path))
+        self._record([kept for kept in self.files() if kept.path != file.path] + [file])
+
+    def remove(self, file: HubFile) -> None:
+        """Delete a kept file."""
+        self.path(file.path).unlink(missing_ok=True)
+        self._record([kept for kept in self.files() if kept.path != file.path])
+
+    def parts(self) -> list[Path]:
+        """List the files that are not whole."""
+        return sorted(path for path in self.folder.rglob(f"*.{PART}") if path.is_file())
+
+    def tidy(self) -> None:
+        """Remove the record, the lock and the folders in which nothing is left."""
+        if self.files() or self.parts():
+            return
+        for name in (RECORD, LOCK):
+            (self.folder / name).unlink(missing_ok=True)
+        below = sorted((path for path in self.folder.rglob("*") if path.is_dir()), reverse=True)
+        for folder in (*below, self.folder, self.folder.parent, self.folder.parents[1]):
+            with contextlib.suppress(OSError):  # not empty: it holds what is not ours
+                folder.rmdir()
+
+    @contextlib.contextmanager
+    def lock(self, waiting: str, progress: Progress) -> Iterator[None]:
+        """Keep other processes from fetching into the same folder."""
+        import filelock
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(self.folder / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            progress(waiting, None, None)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _record(self, files: list[HubFile]) -> None:
+        import msgspec
+
+        written = self.folder / f"{RECORD}.new"
+        written.write_bytes(msgspec.json.format(msgspec.json.encode({file.path: file for file in files})))
+        written.replace(self.folder / RECORD)
+
+
+def store(kind: str, repo: str) -> Store:
+    """Return the store of a repository ``owner/repo``: `kind` is `MODELS` or `HEADERS`."""
+    return Store(cache_folder().joinpath(kind, *repo.split("/")))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
