@@ -14,4 +14,4 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     from strata.cli.app import app
 
-    app()
+    app(prog_name="strata")  # also as `python -m strata`

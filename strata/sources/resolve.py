@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
 from pathlib import Path
 
+from strata.errors import UsageError
 from strata.sources import Progress
+
+_PAGE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[^/?#]+/[^/?#]+)"
+    r"(?:/(?:resolve|blob|raw)/[^/?#]+/(?P<file>[^?#]+))?.*"
+)
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
 def resolve(model: str, *, progress: Progress, header_only: bool = False) -> Path:
@@ -28,7 +38,7 @@ def resolve(model: str, *, progress: Progress, header_only: bool = False) -> Pat
     Raises
     ------
     UsageError
-        There is no such repository or file, or the name does not say which of several.
+        There is no such repository or file, the name does not say which of several, or it is written otherwise.
     DemoUnavailable
         The demo model is neither in the cache nor can it be fetched.
     ModelUnavailable
@@ -42,4 +52,18 @@ def resolve(model: str, *, progress: Progress, header_only: bool = False) -> Pat
         from strata.sources.hub.model import hub_model
 
         return hub_model(model, header_only=header_only, progress=progress)
+    meant = _meant(model)
+    if meant and not os.path.exists(model):  # noqa: PTH110  unlike Path's it takes any text
+        raise UsageError(f"open model {model}", "there is no such file", f"Did you mean {meant}?")
     return Path(model)
+
+
+def _meant(model: str) -> str | None:
+    """Guess what a text that is no path of a .gguf file was to be: the page of a model, a repository, the demo."""
+    if page := _PAGE.fullmatch(model):
+        return f"hf:{page['repo']}" + (f"/{page['file']}" if page["file"] else "")
+    if difflib.SequenceMatcher(None, model.lower(), "demo").ratio() >= 0.75:
+        return "demo"
+    if _REPOSITORY.fullmatch(model) and not model.lower().endswith(".gguf"):
+        return f"hf:{model}" if not os.path.isdir(model.split("/")[0]) else None  # noqa: PTH112
+    return None

@@ -44,6 +44,41 @@ def test_a_mistyped_path_is_answered_with_near_ones(tmp_path: Path) -> None:
     assert str(tmp_path / "qwen3-30b.gguf") in refused.value.remedy
 
 
+def test_a_mistyped_folder_is_answered_with_near_ones(tmp_path: Path) -> None:
+    (tmp_path / "models" / "qwen").mkdir(parents=True)
+    (tmp_path / "models" / "qwen" / "m.gguf").touch()
+    for path in ("modles/m.gguf", "models/m.gguf", "models/qwne/m.gguf", "models/qwen/M.gguf", "models/qwen/m"):
+        with pytest.raises(UsageError) as refused:
+            open_gguf(tmp_path / path)
+        assert str(tmp_path / "models" / "qwen" / "m.gguf") in refused.value.remedy, path
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("dmeo", "demo"),
+        ("Demo", "demo"),
+        ("maker/tiny-GGUF", "hf:maker/tiny-GGUF"),
+        ("https://huggingface.co/maker/tiny-GGUF", "hf:maker/tiny-GGUF"),
+        ("https://hf.co/maker/tiny-GGUF/tree/main", "hf:maker/tiny-GGUF"),
+        ("https://huggingface.co/maker/tiny/resolve/main/Q4/m.gguf?download=true", "hf:maker/tiny/Q4/m.gguf"),
+    ],
+)
+def test_what_is_no_path_is_guessed(typed: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        resolve(typed, progress=ignore)
+    assert refused.value.remedy == f"Did you mean {meant}?"
+    if "/" not in typed:
+        (tmp_path / typed).touch()
+        assert resolve(typed, progress=ignore) == Path(typed)
+
+
+@pytest.mark.parametrize("path", ["models/m.gguf", "m.gguf", "a\0b", "x" * 5000, "c:/models/m.gguf"])
+def test_other_paths_are_left_alone(path: str) -> None:
+    assert resolve(path, progress=ignore) == Path(path)
+
+
 def test_the_cache_folder_is_the_chosen_one_or_the_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRATA_CACHE_DIR", str(tmp_path))
     assert cache_folder() == tmp_path

@@ -6,6 +6,7 @@ until `strata cache clear`. Only a name without a file asks the hub first, since
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 
@@ -61,6 +62,10 @@ def hub_model(text: str, *, header_only: bool, progress: Progress) -> Path:
         _fetch_headers(name, listing, chosen, headers, progress)
         return headers.path(chosen.path)
     _fetch(name, listing, chosen, whole, progress)
+    with contextlib.suppress(OSError):  # the whole has its header; but another Strata may be planning by this one
+        for file in chosen.files:
+            headers.remove(headers.path(file.path))
+    headers.tidy()
     return whole.path(chosen.path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +59,10 @@ class Store:
         part.replace(self.path(file.path))
         self._record([kept for kept in self.files() if kept.path != file.path] + [file])
 
-    def remove(self, file: HubFile) -> None:
-        """Delete a kept file."""
-        self.path(file.path).unlink(missing_ok=True)
-        self._record([kept for kept in self.files() if kept.path != file.path])
+    def remove(self, path: Path) -> None:
+        """Delete a kept file, given by where it lies."""
+        path.unlink(missing_ok=True)
+        self._record([kept for kept in self.files() if self.path(kept.path) != path])
 
     def parts(self) -> list[Path]:
         """List the files that are not whole."""
@@ -80,7 +81,7 @@ class Store:
 
     @contextlib.contextmanager
     def lock(self, waiting: str, progress: Progress) -> Iterator[None]:
-        """Keep other processes from fetching into the same folder."""
+        """Keep other processes from fetching into the same folder, and leave no empty one behind."""
         import filelock
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -94,6 +95,25 @@ class Store:
             yield
         finally:
             lock.release()
+            self.tidy()
+
+    @contextlib.contextmanager
+    def lock_now(self) -> Iterator[None]:
+        """Keep other processes from fetching into the folder.
+
+        Raises
+        ------
+        OSError
+            One is just doing so.
+        """
+        import filelock
+
+        try:
+            with filelock.FileLock(self.folder / LOCK, timeout=0):
+                yield
+        except filelock.Timeout:
+            raise OSError(errno.EBUSY, "another Strata is just fetching it", str(self.folder)) from None
+        self.tidy()
 
     def _record(self, files: list[HubFile]) -> None:
         import msgspec

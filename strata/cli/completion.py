@@ -1,0 +1,46 @@
+"""What the Tab key offers for MODEL. It is asked at every press, so nothing heavy is imported."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+_DEEPEST = 3
+_MOST = 200
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Offer ``demo`` and the .gguf files that begin like `incomplete`, those of folders that do included.
+
+    Folders are not offered by themselves: a shell would put a blank behind. The files in them share their name, so
+    the shell completes up to where they differ. Of a split set the first file is offered.
+    """
+    offered = ["demo"] if "demo".startswith(incomplete) else []
+    for path in _files(os.path.expanduser(incomplete)):  # noqa: PTH111  "" must stay ""
+        offered.append(path)
+        if len(offered) == _MOST:
+            break
+    return offered
+
+
+def _files(start: str) -> Iterator[str]:
+    folder, beginning = os.path.split(start)
+    yield from _below(Path(folder) if folder else Path(), folder, beginning, depth=1)
+
+
+def _below(place: Path, shown: str, beginning: str, depth: int) -> Iterator[str]:
+    try:
+        entries = sorted(place.iterdir())
+    except OSError:  # a folder that is not there, or cannot be read, has nothing to offer
+        return
+    for entry in entries:
+        if not entry.name.startswith(beginning) or (entry.name.startswith(".") and not beginning.startswith(".")):
+            continue
+        name = os.path.join(shown, entry.name)  # noqa: PTH118  keeps "./" as it was typed
+        if entry.suffix.lower() == ".gguf" and not _LATER_SHARD.search(entry.name):
+            yield name
+        elif depth < _DEEPEST and entry.is_dir():
+            yield from _below(entry, name, "", depth + 1)
