@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+_BASH_SPECIAL = re.compile(r"[^\w@%+=:,./~-]")
 _DEEPEST = 3
 _MOST = 200
 
@@ -18,9 +19,10 @@ def complete_model(incomplete: str) -> list[str]:
     Folders are not offered by themselves: a shell would put a blank behind. The files in them share their name, so
     the shell completes up to where they differ. Of a split set the first file is offered.
     """
+    in_bash = os.environ.get("_STRATA_COMPLETE") == "complete_bash"  # which puts in what it gets as it is
     offered = ["demo"] if "demo".startswith(incomplete) else []
     for path in _files(os.path.expanduser(incomplete)):  # noqa: PTH111  "" must stay ""
-        offered.append(path)
+        offered.append(_BASH_SPECIAL.sub(r"\\\g<0>", path) if in_bash else path)
         if len(offered) == _MOST:
             break
     return offered

@@ -60,6 +60,11 @@ def test_bash_is_offered_them(folder: Path, typed: str) -> None:
     assert result.stdout.split() == ["a.gguf"], result.stderr
 
 
+def test_bash_gets_blanks_escaped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_STRATA_COMPLETE", "complete_bash")
+    assert complete_model("models/b") == [f"models{os.sep}b\\ 1.gguf"]
+
+
 def test_the_script_to_install_names_the_program() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "strata", "--show-completion", "bash"],
