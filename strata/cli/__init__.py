@@ -5,13 +5,9 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the `strata` command; never returns normally."""
-    import io
-    import sys
+    from strata.cli.streams import prepare_streams
 
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # what a terminal or a pipe cannot show becomes "?", and is no reason to end
-            stream.reconfigure(errors="replace")
+    prepare_streams()
     from strata.cli.app import app
 
     app(prog_name="strata")  # also as `python -m strata`

@@ -6,6 +6,7 @@ stderr, so that `strata run model.gguf -p ... > answer.txt` writes the answer an
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -18,6 +19,7 @@ from strata.errors import ExitCode, StrataError
 if TYPE_CHECKING:
     from rich.console import Console
 
+_WINDOWS = sys.platform == "win32"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -106,9 +108,7 @@ def boundary(command: Callable[P, R]) -> Callable[P, R]:
             say("interrupted")
             stop(ExitCode.INTERRUPTED)
         except BrokenPipeError:
-            # The reader (head, less) has left: point stdout elsewhere so that the interpreter's last flush is quiet.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            stop(ExitCode.OK)
+            _reader_left()
         except OSError as error:  # a full disk, a folder that cannot be written: the system's word, not our bug
             fail(_refused(error), json=json)
         except Exception as bug:
@@ -119,8 +119,16 @@ def boundary(command: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+def _reader_left() -> NoReturn:
+    """End: who read stdout (head, less) has left. Pointing it elsewhere keeps the interpreter's last flush quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    stop(ExitCode.OK)
+
+
 def _refused(error: OSError) -> StrataError:
     """Say what the system refused."""
+    if _WINDOWS and error.errno == errno.EINVAL and error.filename is None:
+        _reader_left()  # Windows' word for a broken pipe
     what = f"use {error.filename}" if error.filename else "read or write"
     return StrataError(what, f"the system refuses: {error.strerror or error}", "Check free space and permissions")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from strata.cli.output import err
+from strata.cli.output import err, unicode_ok
 from strata.doctor.units import size
 
 Steps = Callable[[str, int | None, int | None], None]  # what is being done, how much is done, how much it is in all
@@ -35,7 +36,7 @@ def steps(unit: str = "bytes") -> Iterator[Steps]:
             return Text("" if task.total is None else amount(task.completed, task.total, task.speed, unit))
 
     with Progress(
-        SpinnerColumn(),
+        SpinnerColumn(_spinner()),
         TextColumn("{task.description}"),
         BarColumn(24),
         Amount(),
@@ -66,8 +67,12 @@ def amount(done: float, total: float, speed: float | None, unit: str) -> str:
 @contextmanager
 def spinner(what: str) -> Iterator[None]:
     """Show that `what` is going on."""
-    with err().status(what) if err().is_terminal else _silence():
+    with err().status(what, spinner=_spinner()) if err().is_terminal else _silence():
         yield
+
+
+def _spinner() -> str:
+    return "dots" if unicode_ok(sys.stderr) else "line"
 
 
 @contextmanager

@@ -10,7 +10,10 @@ from strata.errors import UsageError
 PREFIX = "hf:"
 _NAME = re.compile(r"hf:(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:/(?P<file>.+))?", re.ASCII)
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.IGNORECASE)
-_FORBIDDEN = re.compile(r'[\x00-\x1f\\:*?"<>|]')  # what some system reads as more than a name
+# What some system reads as more than a name: Windows drops dots at the end, and has devices called aux or nul.
+_FORBIDDEN = re.compile(
+    r'[\x00-\x1f\\:*?"<>|]|[. ](/|$)|(^|/)(con|prn|aux|nul|com\d|lpt\d)(\.[^/]*)?(/|$)', re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def parse_name(text: str) -> HubName:
 
 def is_plain(file: str) -> bool:
     """Whether a file's path, as a hub gives it, stays inside the folder that it is put into, on every system."""
-    return not _FORBIDDEN.search(file) and all(part.strip(". ") for part in file.split("/"))
+    return not _FORBIDDEN.search(file) and all(file.split("/"))
 
 
 def shard_names(file: str) -> tuple[str, ...]:
