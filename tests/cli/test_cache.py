@@ -2,6 +2,11 @@
 
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +15,7 @@ import typer
 
 from strata.cli import cache as command
 from strata.errors import UsageError
+from strata.sources.hub.store import store
 from strata.sources.kept import kept
 from tests.cli.runner import GOLDEN, assert_clear, strata
 from tests.sources.hub.server import Hub, start
@@ -102,6 +108,27 @@ def test_plan_fetches_the_header_run_the_model(hub: Hub) -> None:
     ran = strata(*arguments)
     assert json.loads(ran.stdout)["stats"]["generated_tokens"] == 2
     assert [(each.kind, each.nbytes) for each in kept()] == [("model", len(QWEN))]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
+def test_ctrl_c_keeps_what_came_and_the_same_command_goes_on(hub: Hub) -> None:
+    hub.faults = ["stall"]
+    arguments = ["run", "hf:maker/tiny-GGUF", "-p", "Hi", "--no-chat", "--max-tokens", "1", "--device", "cpu"]
+    command = [sys.executable, "-m", "strata", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        while not any(path.stat().st_size > len(QWEN) // 3 for path in store("hf", "maker/tiny-GGUF").parts()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    hub.go_on.set()
+    assert process.returncode == 130
+    assert b"Traceback" not in said
+    (part,) = kept()
+    assert part.kind == "unfinished"
+    assert strata(*arguments).returncode == 0
+    assert hub.file_requests()[-1] == f"bytes={part.nbytes}-{len(QWEN) - 1}"
+    assert [each.kind for each in kept()] == ["model"]
 
 
 def test_errors_of_the_hub_are_clear(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,8 @@ class Hub:
         Files by path of every repository.
     faults : list of str
         How the next answers to requests for a file are spoilt, one each: ``cut`` (ends in the middle), ``503``,
-        ``no-range`` (the whole file), ``size`` (claims another size), ``bytes`` (other bytes), ``empty``.
+        ``no-range`` (the whole file), ``size`` (claims another size), ``bytes`` (other bytes), ``empty``, ``stall``
+        (half, then nothing until `go_on`).
     gated : set of str
         Repositories whose files need a token; the token ``good`` has access.
     listing_status : int
@@ -40,6 +41,7 @@ class Hub:
     in_git: bool = False  # whether files are kept by Git itself, not by LFS
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     url: str = ""
+    go_on: threading.Event = field(default_factory=threading.Event)
 
     def file_requests(self) -> list[str | None]:
         """Ranges of the requests for files."""
@@ -101,8 +103,10 @@ def start(hub: Hub) -> ThreadingHTTPServer:
             for key, value in (extra or {}).items():
                 self.send_header(key, value)
             self.end_headers()
-            self.wfile.write(body[: len(body) // 2] if fault == "cut" else body)
-            if fault == "cut":
+            self.wfile.write(body[: len(body) // 2] if fault in ("cut", "stall") else body)
+            if fault == "stall":
+                hub.go_on.wait(60)
+            if fault in ("cut", "stall"):
                 self.close_connection = True
 
         def _refuse(self, status: int, code: str = "") -> None:
