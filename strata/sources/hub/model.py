@@ -97,8 +97,8 @@ def _only_kept(name: HubName, stores: tuple[Store, ...]) -> Path | None:
 
 
 def _fetch(name: HubName, listing: Listing, model: HubModel, whole: Store, progress: Progress) -> None:
-    what = f"fetching {name.repo}"
-    with whole.lock(f"waiting for another Strata that is {what}", progress):
+    what = "fetching the model"
+    with whole.lock(f"another Strata is {what}: waiting", progress):
         missing = [file for file in model.files if not whole.keeps(file.path)]
         require_space(name, whole, missing)
         done = model.nbytes - sum(file.nbytes for file in missing)
@@ -112,8 +112,8 @@ def _tell(progress: Progress, what: str, before: int, total: int, here: int) -> 
 
 
 def _fetch_headers(name: HubName, listing: Listing, model: HubModel, headers: Store, progress: Progress) -> None:
-    what = f"fetching the header of {name.repo}"
-    with headers.lock(f"waiting for another Strata that is {what}", progress):
+    what = "fetching the header"
+    with headers.lock(f"another Strata is {what}: waiting", progress):
         progress(what, None, None)
         for file in model.files:
             if not headers.keeps(file.path):

@@ -51,7 +51,7 @@ def test_the_one_model_of_a_repository_is_fetched_once_and_used_without_the_hub(
     path = fetch(steps=steps)
     assert path.read_bytes() == MODEL
     assert [name for name in (item.name for item in path.parent.iterdir()) if name.startswith("m")] == ["m.gguf"]
-    assert steps[-1] == (f"fetching {REPO}", len(MODEL), len(MODEL))
+    assert steps[-1] == ("fetching the model", len(MODEL), len(MODEL))
     hub.requests.clear()
     assert fetch(f"{NAME}/m.gguf") == path
     assert hub.requests == []
@@ -66,7 +66,7 @@ def test_a_split_set_comes_whole_with_one_count_of_bytes(hub: Hub) -> None:
     assert path.name == "m-00001-of-00002.gguf"
     with open_gguf(path) as model:
         assert len(model.paths) == 2
-    counts = [done for what, done, _ in steps if what == f"fetching {REPO}"]
+    counts = [done for what, done, _ in steps if what == "fetching the model"]
     assert counts == sorted(counts)  # type: ignore[type-var]
     assert counts[-1] == steps[-1][2] == sum(map(len, hub.repos[REPO].values()))
 
@@ -309,12 +309,12 @@ def test_two_at_once_wait_for_each_other(hub: Hub) -> None:
 
         def progress(what: str, done: int | None, total: int | None) -> None:
             steps.append((what, done, total))
-            if what.startswith("waiting"):
+            if "waiting" in what:
                 go.set()
 
         path = hub_model(NAME, header_only=False, progress=progress)
     finally:
         go.set()
         holder.join()
-    assert any(what.startswith("waiting for another Strata") for what, _, _ in steps)
+    assert any(what.startswith("another Strata") for what, _, _ in steps)
     assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(MODEL).digest()
