@@ -97,15 +97,16 @@ def test_what_the_system_does_not_delete_is_said(
     assert document["deleted"] == []
 
 
-def test_plan_fetches_the_header_run_the_model(hub: Hub) -> None:
-    planned = strata("plan", "hf:maker/tiny-GGUF")
+def test_plan_fetches_the_header_run_the_model(hub: Hub, tmp_path: Path) -> None:
+    saved = str(tmp_path / "plan.json")
+    planned = strata("plan", "hf:maker/tiny-GGUF", "-o", saved)
     assert planned.returncode == 0, planned.stderr
     assert "fits" in planned.stdout
     assert [(each.kind, each.nbytes) for each in kept()] == [("header", 1 << 20)]
     assert strata("doctor", "hf:maker/tiny-GGUF/m.gguf").returncode == 0
     assert len(hub.file_requests()) == 1
     arguments = ["run", "hf:maker/tiny-GGUF", "-p", "Hi", "--no-chat", "--max-tokens", "2", "--seed", "1", "--json"]
-    ran = strata(*arguments)
+    ran = strata(*arguments, "--plan", saved)  # made from the header alone
     assert json.loads(ran.stdout)["stats"]["generated_tokens"] == 2
     assert [(each.kind, each.nbytes) for each in kept()] == [("model", len(QWEN))]
 

@@ -57,7 +57,7 @@ def list_files(name: HubName) -> Listing:
             info = api.model_info(name.repo, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT)
             commit = info.sha or "main"
             files = [
-                HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else each.blob_id or "")
+                HubFile(each.rfilename, int(each.size or 0), _checksum(each.lfs.sha256 if each.lfs else each.blob_id))
                 for each in info.siblings or ()
             ]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -67,6 +67,11 @@ def list_files(name: HubName) -> Listing:
                 "Check the network (a login page?) and HF_ENDPOINT",
             ) from None
     return Listing(commit, tuple(file for file in files if is_plain(file.path)))
+
+
+def _checksum(text: object) -> str:
+    """Return a checksum as it has to look, else nothing: it becomes part of a file's name."""
+    return text if isinstance(text, str) and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", text) else ""
 
 
 def read(name: HubName, commit: str, file: HubFile, start: int, stop: int) -> Iterator[bytes]:

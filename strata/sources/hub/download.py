@@ -53,8 +53,14 @@ def download(name: HubName, commit: str, file: HubFile, store: Store, progress: 
     Raises
     ------
     ModelUnavailable
-        It breaks off again and again (what came is kept), or its bytes are not those that the hub lists.
+        It breaks off again and again (what came is kept), the hub lists no checksum, or the bytes have another.
     """
+    if not file.checksum:
+        raise ModelUnavailable(
+            f"fetch {file.path} of {name}",
+            "the hub lists no checksum of it",
+            "Fetch it by other means and give its path, or name another hub in HF_ENDPOINT",
+        )
     part = store.part(file)
     part.parent.mkdir(parents=True, exist_ok=True)
     digest = _digest(file)
@@ -89,7 +95,7 @@ def download(name: HubName, commit: str, file: HubFile, store: Store, progress: 
             f"{error.strerror or error} ({part})",
             "Make room or access there; the same command goes on where this ended",
         ) from None
-    if file.checksum and digest.hexdigest() != file.checksum:
+    if digest.hexdigest() != file.checksum:
         part.unlink()
         raise ModelUnavailable(
             f"fetch {file.path} of {name}",

@@ -39,6 +39,7 @@ class Hub:
     gated: set[str] = field(default_factory=set)
     listing_status: int = 200
     in_git: bool = False  # whether files are kept by Git itself, not by LFS
+    checksum: str | None = None  # listed instead of the right one
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     url: str = ""
     go_on: threading.Event = field(default_factory=threading.Event)
@@ -72,7 +73,7 @@ def start(hub: Hub) -> ThreadingHTTPServer:
             elif repo not in hub.repos:
                 self._refuse(401, "RepoNotFound")
             else:
-                files = [_sibling(path, data, hub.in_git) for path, data in hub.repos[repo].items()]
+                files = [_sibling(hub, path, data) for path, data in hub.repos[repo].items()]
                 self._answer(200, json.dumps({"id": repo, "sha": COMMIT, "siblings": files}).encode())
 
         def _serve(self, repo: str, path: str) -> None:
@@ -121,9 +122,9 @@ def start(hub: Hub) -> ThreadingHTTPServer:
     return server
 
 
-def _sibling(path: str, data: bytes, in_git: bool) -> dict[str, object]:
+def _sibling(hub: Hub, path: str, data: bytes) -> dict[str, object]:
     sibling: dict[str, object] = {"rfilename": path, "size": len(data)}
-    if in_git:
+    if hub.in_git:
         return sibling | {"blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}
-    lfs = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 130}
-    return sibling | {"lfs": lfs, "blobId": "0" * 40}
+    checksum = hashlib.sha256(data).hexdigest() if hub.checksum is None else hub.checksum
+    return sibling | {"lfs": {"size": len(data), "sha256": checksum, "pointerSize": 130}, "blobId": "0" * 40}

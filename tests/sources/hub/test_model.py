@@ -121,6 +121,14 @@ def test_wrong_bytes_are_seen_and_nothing_of_them_kept(hub: Hub, in_git: bool) -
     assert fetch().read_bytes() == MODEL
 
 
+@pytest.mark.parametrize("checksum", ["", "../../../../evil", "0" * 63])
+def test_without_a_checksum_nothing_is_fetched(hub: Hub, checksum: str) -> None:
+    hub.repos[REPO] = {"m.gguf": MODEL}
+    hub.checksum = checksum
+    assert "no checksum" in refused(ModelUnavailable).found
+    assert hub.file_requests() == []
+
+
 def test_another_size_than_listed_is_refused(hub: Hub) -> None:
     hub.repos[REPO] = {"m.gguf": MODEL}
     hub.faults = ["size"]
