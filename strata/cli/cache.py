@@ -61,12 +61,10 @@ def clear_cache(names: Sequence[str], *, yes: bool, json: bool) -> None:
             refused.append(f"{each.name}: {error.strerror or error} ({error.filename or each.paths[0]})")
     if json:
         emit_json({"deleted": [_document(each) for each in deleted], "nbytes": _total(deleted), "refused": refused})
+    elif chosen:
+        say(f"Deleted {len(deleted)} of {len(chosen)}, {_size(_total(deleted))}.")
     else:
-        say(
-            f"Deleted {len(deleted)} of {len(chosen)}, {_size(_total(deleted))}."
-            if deleted
-            else "Nothing is there to delete."
-        )
+        say("Nothing is there to delete.")
     for reason in refused:
         say(f"Not deleted: {reason}")
     stop(ExitCode.FAILED if refused else ExitCode.OK)

@@ -11,6 +11,7 @@ _LATER_SHARD = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 _BASH_SPECIAL = re.compile(r"[^\w@%+=:,./~-]")
 _DEEPEST = 3
 _MOST = 200
+_MOST_LOOKED_AT = 5_000  # entries of folders: whoever presses Tab waits
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -30,19 +31,21 @@ def complete_model(incomplete: str) -> list[str]:
 
 def _files(start: str) -> Iterator[str]:
     folder, beginning = os.path.split(start)
-    yield from _below(Path(folder) if folder else Path(), folder, beginning, depth=1)
+    yield from _below(Path(folder) if folder else Path(), folder, beginning, 1, iter(range(_MOST_LOOKED_AT)))
 
 
-def _below(place: Path, shown: str, beginning: str, depth: int) -> Iterator[str]:
+def _below(place: Path, shown: str, beginning: str, depth: int, budget: Iterator[int]) -> Iterator[str]:
     try:
         entries = sorted(place.iterdir())
     except OSError:  # a folder that is not there, or cannot be read, has nothing to offer
         return
     for entry in entries:
+        if next(budget, None) is None:
+            return
         if not entry.name.startswith(beginning) or (entry.name.startswith(".") and not beginning.startswith(".")):
             continue
         name = os.path.join(shown, entry.name)  # noqa: PTH118  keeps "./" as it was typed
         if entry.suffix.lower() == ".gguf" and not _LATER_SHARD.search(entry.name):
             yield name
         elif depth < _DEEPEST and entry.is_dir():
-            yield from _below(entry, name, "", depth + 1)
+            yield from _below(entry, name, "", depth + 1, budget)

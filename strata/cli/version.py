@@ -1,4 +1,4 @@
-"""`strata version --verbose`: what an issue has to name; nothing is imported or loaded to find it out."""
+"""`strata version --verbose`: what an issue has to name. No library is imported to ask for its version."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from strata.cli import completion
 from strata.cli.completion import complete_model
 
 
@@ -39,6 +40,14 @@ def test_models_folders_and_the_demo(folder: Path) -> None:
     assert complete_model(".h") == [f".hidden{separator}d.gguf"]
     assert complete_model(f"{folder}/a") == [f"{folder}/a.gguf"]
     assert complete_model("no/such/") == []
+
+
+def test_a_large_tree_is_not_searched_for_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion, "_MOST_LOOKED_AT", 2)
+    assert complete_model("") == ["demo", "a.gguf"]
+    monkeypatch.setattr(completion, "_MOST_LOOKED_AT", 5_000)
+    monkeypatch.setattr(completion, "_MOST", 2)
+    assert complete_model("") == ["demo", "a.gguf"]
 
 
 def test_the_home_folder_is_understood(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
