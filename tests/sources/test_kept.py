@@ -40,7 +40,14 @@ def full() -> Path:
     (root / "demo-running").mkdir()
     (root / "kernels").mkdir()
     (root / "kernels" / "a.kernel").write_bytes(b"k")
-    for foreign in (demo.WHEEL, "hf/maker/one/mine.gguf", "hf/maker/two.gguf", "kernels/notes.txt", "demo-notes"):
+    for foreign in (
+        demo.WHEEL,
+        "hf/maker/one/mine.gguf",
+        "hf/maker/one/my.part",
+        "hf/maker/two.gguf",
+        "kernels/notes.txt",
+        "demo-notes",
+    ):
         (root / foreign).write_bytes(b"not Strata's")
     return root
 
@@ -63,7 +70,8 @@ def test_clearing_leaves_what_is_not_ours_and_no_empty_folder(full: Path) -> Non
         delete(each)
     assert kept() == []
     left = sorted(path.relative_to(full).as_posix() for path in full.rglob("*") if path.is_file())
-    foreign = [demo.WHEEL, "demo-notes", "hf/maker/one/mine.gguf", "hf/maker/two.gguf", "kernels/notes.txt"]
+    foreign = [demo.WHEEL, "demo-notes", "hf/maker/one/mine.gguf", "hf/maker/one/my.part", "hf/maker/two.gguf"]
+    foreign.append("kernels/notes.txt")
     assert left == sorted(foreign)
     assert not (full / "hf-headers").exists()
     assert not (full / "hf" / "maker" / "one-more").exists()

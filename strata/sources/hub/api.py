@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from strata import __version__
@@ -115,14 +115,13 @@ def read(name: HubName, commit: str, file: HubFile, start: int, stop: int) -> It
             raise Interrupted(str(error) or type(error).__name__) from None
 
 
-def _position(name: HubName, file: HubFile, start: int, status: int, headers: object) -> int:
+def _position(name: HubName, file: HubFile, start: int, status: int, headers: Mapping[str, str]) -> int:
     """Check that the answer is about the file that was listed; return where in it the answer begins."""
-    get = getattr(headers, "get")  # noqa: B009  a mapping of the HTTP client's own type
-    match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", get("Content-Range") or "")
+    match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
     if status == 206 and match:
         begins, size = int(match[1]), int(match[2])
     else:  # no ranges here: the whole file comes, and its first part is passed over
-        begins, size = 0, int(get("Content-Length") or file.nbytes)
+        begins, size = 0, int(headers.get("Content-Length", file.nbytes))
     if size != file.nbytes or begins > start:
         raise ModelUnavailable(
             f"fetch {file.path} of {name}",

@@ -87,10 +87,11 @@ def shown_size(nbytes: int) -> str:
 
 
 def _models(files: Sequence[HubFile]) -> list[HubModel]:
-    """Group GGUF files into models, ordered by path; a set's missing shards have -1 bytes."""
+    """Group GGUF files into models, the smallest first; a set's missing shards have -1 bytes."""
     known = {file.path: file for file in files if file.path.lower().endswith(".gguf")}
     sets = dict.fromkeys(shard_names(path) for path in sorted(known))
-    return [HubModel(tuple(known.get(path, HubFile(path, -1)) for path in paths)) for paths in sets]
+    models = [HubModel(tuple(known.get(path, HubFile(path, -1)) for path in paths)) for paths in sets]
+    return sorted(models, key=lambda model: model.nbytes)
 
 
 def _whole(name: HubName, model: HubModel) -> HubModel:

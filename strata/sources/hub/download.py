@@ -53,7 +53,8 @@ def download(name: HubName, commit: str, file: HubFile, store: Store, progress: 
     Raises
     ------
     ModelUnavailable
-        It breaks off again and again (what came is kept), the hub lists no checksum, or the bytes have another.
+        It breaks off again and again (what came is kept), the hub lists no checksum, the bytes have another,
+        or a file that Strata did not fetch lies at its place.
     """
     if not file.checksum:
         raise ModelUnavailable(
@@ -61,6 +62,7 @@ def download(name: HubName, commit: str, file: HubFile, store: Store, progress: 
             "the hub lists no checksum of it",
             "Fetch it by other means and give its path, or name another hub in HF_ENDPOINT",
         )
+    store.require_free(file)
     part = store.part(file)
     part.parent.mkdir(parents=True, exist_ok=True)
     digest = _digest(file)

@@ -23,9 +23,10 @@ def download_header(name: HubName, commit: str, file: HubFile, store: Store) -> 
     ModelFileError
         What comes is no GGUF header.
     ModelUnavailable
-        The hub breaks off again and again.
+        The hub breaks off again and again, or a file that Strata did not fetch lies at its place.
     """
     asked = f"read the header of {HubName(name.repo, file.path)}"
+    store.require_free(file)
     start = bytearray()
     for step in _STEPS:
         _extend(name, commit, file, start, min(step, file.nbytes))
@@ -35,9 +36,8 @@ def download_header(name: HubName, commit: str, file: HubFile, store: Store) -> 
         except ModelFileError:
             if len(start) >= min(_STEPS[-1], file.nbytes) or start[: len(MAGIC)] != MAGIC:
                 raise
-    path = store.path(file.path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.header.part")
+    part = store.part(file)
+    part.parent.mkdir(parents=True, exist_ok=True)
     part.write_bytes(start)
     store.put(HubFile(file.path, len(start), file.checksum), part)
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from strata.errors import ModelUnavailable
 from strata.sources import Progress
 from strata.sources.cache import cache_folder
 from strata.sources.hub.choose import HubFile
+from strata.sources.hub.name import is_plain
 
 MODELS = "hf"  # folders in the cache
 HEADERS = "hf-headers"
 RECORD = "fetched.json"
 LOCK = "fetching.lock"
 PART = "part"
+_PART = re.compile(rf"\.[0-9a-f]{{12}}\.{PART}$")
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ class Store:
 
     def files(self) -> list[HubFile]:
         """List what is kept."""
+        return [file for file in self._recorded() if _size(self.path(file.path)) == file.nbytes]
+
+    def _recorded(self) -> list[HubFile]:
         import msgspec
 
         try:
@@ -48,7 +55,23 @@ class Store:
             return []
         except msgspec.MsgspecError:  # written in one step, so somebody changed it: then nothing is known to be ours
             return []
-        return [file for file in record.values() if _size(self.path(file.path)) == file.nbytes]
+        return [file for file in record.values() if is_plain(file.path)]
+
+    def require_free(self, file: HubFile) -> None:
+        """Refuse to put a file where one lies that Strata did not put there.
+
+        Raises
+        ------
+        ModelUnavailable
+            One does.
+        """
+        path = self.path(file.path)
+        if path.exists() and not any(recorded.path == file.path for recorded in self._recorded()):
+            raise ModelUnavailable(
+                f"fetch {file.path}",
+                f"at its place lies a file that Strata did not fetch: {path}",
+                "Give its path as MODEL, or move it away",
+            )
 
     def keeps(self, file: str) -> bool:
         """Say whether the file is kept."""
@@ -66,7 +89,7 @@ class Store:
 
     def parts(self) -> list[Path]:
         """List the files that are not whole."""
-        return sorted(path for path in self.folder.rglob(f"*.{PART}") if path.is_file())
+        return sorted(path for path in self.folder.rglob(f"*.{PART}") if _PART.search(path.name) and path.is_file())
 
     def tidy(self) -> None:
         """Remove the record, the lock and the folders in which nothing is left."""

@@ -173,10 +173,11 @@ def test_several_models_are_listed_with_sizes_and_what_to_type(hub: Hub) -> None
     error = refused(UsageError)
     lines = error.found.splitlines()
     assert lines[0] == "it holds 3 models:"
-    assert f"{NAME}/Q4/m-00001-of-00002.gguf" in lines[1]
-    assert "in 2 files" in lines[1]
+    assert f"{NAME}/m-Q4_0.gguf" in lines[1]  # the smallest
+    assert f"{NAME}/Q4/m-00001-of-00002.gguf" in lines[2]
+    assert "in 2 files" in lines[2]
     assert "MiB" in lines[3]
-    assert f"{NAME}/Q4/m-00001-of-00002.gguf" in error.remedy
+    assert f"{NAME}/m-Q4_0.gguf" in error.remedy
     assert "Did you mean" in refused(UsageError, f"{NAME}/m-Q4_O.gguf").remedy
     assert f"{NAME}/m-Q8_0.gguf" in refused(UsageError, f"{NAME}/q8_0").remedy
     assert "it, but:" in refused(UsageError, f"{NAME}/zzz").found
@@ -263,6 +264,8 @@ def test_a_file_that_was_put_there_or_changed_is_not_taken_for_the_model(hub: Hu
     assert path.read_bytes() == MODEL
     (kept.folder / "fetched.json").write_text("{")
     assert kept.files() == []
+    assert "did not fetch" in refused(ModelUnavailable).found  # nor is it written over
+    assert path.read_bytes() == MODEL
 
 
 def test_the_header_alone_is_fetched_to_plan(hub: Hub) -> None:
