@@ -187,7 +187,8 @@ def _suggest(path: Path) -> str:
             folder = folder.with_name(alike[0]) if alike else folder
         for pattern in ("*.gguf", "*/*.gguf"):
             for model in sorted(folder.glob(pattern)):
-                models.setdefault(model.name, model)
+                if model.is_file():
+                    models.setdefault(model.name, model)
     except (OSError, ValueError):  # an unreadable folder, or a path that no system can have
         pass
     close = difflib.get_close_matches(path.name, models, n=3, cutoff=0.5) or list(models)[:3]

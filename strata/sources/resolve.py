@@ -53,6 +53,10 @@ def resolve(model: str, *, progress: Progress, header_only: bool = False) -> Pat
 
         return hub_model(model, header_only=header_only, progress=progress)
     meant = _meant(model)
+    if meant is None and model.startswith(("http://", "https://")):
+        raise UsageError(
+            f"open model {model}", "this is an address, and models are read from files", "Download it and give its path"
+        )
     if meant and not os.path.exists(model):  # noqa: PTH110  unlike Path's it takes any text
         raise UsageError(f"open model {model}", "there is no such file", f"Did you mean {meant}?")
     return Path(model)

@@ -74,6 +74,11 @@ def test_what_is_no_path_is_guessed(typed: str, meant: str, tmp_path: Path, monk
         assert resolve(typed, progress=ignore) == Path(typed)
 
 
+def test_an_address_of_elsewhere_is_no_path() -> None:
+    with pytest.raises(UsageError, match="address"):
+        resolve("https://example.org/m.gguf", progress=ignore)
+
+
 @pytest.mark.parametrize("path", ["models/m.gguf", "m.gguf", "a\0b", "x" * 5000, "c:/models/m.gguf"])
 def test_other_paths_are_left_alone(path: str) -> None:
     assert resolve(path, progress=ignore) == Path(path)
