@@ -62,6 +62,10 @@ class DemoUnavailable(StrataError):
     """The demo model could neither be found in the cache nor fetched."""
 
 
+class ModelUnavailable(StrataError):
+    """A model of a hub can be neither found in the cache nor fetched whole and unharmed."""
+
+
 class PlanInfeasible(StrataError):
     """No plan fits. `found` names the line and the missing bytes, `remedy` the smallest change that works."""
 

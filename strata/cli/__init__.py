@@ -12,7 +12,7 @@ def main() -> None:
         _prepare()
         from strata.cli.app import app
 
-        app()
+        app(prog_name="strata")  # also as `python -m strata`
     except KeyboardInterrupt:  # while modules were loaded; later ones are the commands' own
         os.write(2, b"interrupted\n")
         os._exit(130)
@@ -29,16 +29,13 @@ def main() -> None:
 
 def _prepare() -> None:
     """Set up what holds for the whole process: its streams, its signals, its libraries."""
-    import io
     import os
     import signal
-    import sys
     from types import FrameType
 
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # what a terminal or a pipe cannot show becomes "?", and is no reason to end
-            stream.reconfigure(errors="replace")
+    from strata.cli.streams import prepare_streams
+
+    prepare_streams()
     # The numpy backend shares its work out itself, so BLAS never uses threads of its own; where they cannot be started,
     # OpenBLAS would interrupt the process while it is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strata.cli.help import Command, Group
-from strata.cli.options import Json, Model, flag, size_option, with_plan_options
+from strata.cli.options import Json, Model, OptionalModel, flag, size_option, with_plan_options
 from strata.cli.output import boundary
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ def plan(
 ) -> None:
     """Show what would be allocated, where, and why it fits, without loading anything.
 
-    MODEL may be the first megabytes of a file. --gpu NAME with --ram asks for a machine that one does not have.
+    MODEL may be the first megabytes of a file; of hf:owner/repo, no more than those are fetched. --gpu NAME with
+    --ram asks for a machine that one does not have.
 
     [dim]strata plan model.gguf --max-context 16384 -o plan.json
     strata plan model.gguf --gpu "RTX 4090" --ram 64GiB --wsl2[/]
@@ -122,7 +123,7 @@ def plan(
 @boundary
 @with_plan_options
 def doctor(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Check what this model needs, too.")] = None,
+    model: OptionalModel = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="ID", help="Run this check only (repeatable).")
     ] = None,
@@ -174,7 +175,7 @@ def doctor(
 @boundary
 @with_plan_options
 def report(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model that it is about.")] = None,
+    model: OptionalModel = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to write it.")] = Path(),
     json: Json = False,
     *,
@@ -203,8 +204,47 @@ def explain(
 
 @app.command(cls=Command)
 @boundary
-def version() -> None:
+def version(
+    verbose: Annotated[
+        bool, flag("-v", "--verbose", help="Add Python, the system, libraries and the NVIDIA driver.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Print Strata's version."""
-    from strata import __version__
+    from strata.cli.version import show_version
 
-    typer.echo(f"strata {__version__}")
+    show_version(verbose=verbose, json=json)
+
+
+cache = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode="rich")
+app.add_typer(cache, name="cache", help="List or delete what Strata fetched or made and can fetch or make again.")
+
+
+@cache.command("list", cls=Command)
+@boundary
+def cache_list(json: Json = False) -> None:
+    """Show what is kept, how large, and where."""
+    from strata.cli.cache import list_cache
+
+    list_cache(json=json)
+
+
+@cache.command("clear", cls=Command)
+@boundary
+def cache_clear(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...", help="Only this, as `strata cache list` names it, or a whole hf:owner/repo."
+        ),
+    ] = None,
+    yes: Annotated[bool, flag("-y", "--yes", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Delete what is kept. Files that Strata did not put there stay.
+
+    [dim]strata cache clear hf:owner/repo[/]
+    """
+    from strata.cli.cache import clear_cache
+
+    clear_cache(names or (), yes=yes, json=json)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from strata.cli.completion import complete_model
 from strata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +67,19 @@ def parse_auto(text: str) -> int:
 
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A .gguf file (the first of a split set), or 'demo'.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A .gguf file (the first of a split set), hf:owner/repo[/file], or 'demo'.",
+        show_default=False,
+        autocompletion=complete_model,
+    ),
+]
+OptionalModel = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]", help="The model that it is about, as for `strata run`.", autocompletion=complete_model
+    ),
 ]
 
 

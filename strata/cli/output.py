@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # In the words of what refuses it: Python's thread module, its import of a shared library.
 _NO_MEMORY = ("can't start new thread", "failed to map segment", "annot allocate memory")
 
+_WINDOWS = sys.platform == "win32"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -117,9 +118,7 @@ def boundary(command: Callable[P, R]) -> Callable[P, R]:
             say("interrupted")
             stop(ExitCode.INTERRUPTED)
         except BrokenPipeError:
-            # The reader (head, less) has left: point stdout elsewhere so that the interpreter's last flush is quiet.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            stop(ExitCode.OK)
+            _reader_left()
         except Exception as error:
             if type(error).__module__.startswith(("typer", "click")):
                 raise  # typer's own exits and usage errors
@@ -149,8 +148,16 @@ def _no_memory(error: BaseException, command: str) -> StrataError:
     )
 
 
+def _reader_left() -> NoReturn:
+    """End: who read stdout (head, less) has left. Pointing it elsewhere keeps the interpreter's last flush quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    stop(ExitCode.OK)
+
+
 def _refused(error: OSError) -> StrataError:
     """Say what the system refused."""
+    if _WINDOWS and error.errno == errno.EINVAL and error.filename is None:
+        _reader_left()  # Windows' word for a broken pipe
     what = f"use {error.filename}" if error.filename else "read or write"
     return StrataError(what, f"the system refuses: {error.strerror or error}", "Check free space and permissions")
 

@@ -25,7 +25,7 @@ class OpenModel:
 
 
 def open_model(model: str, *, header_only: bool = False) -> OpenModel:
-    """Find MODEL (fetching the demo if need be) and read its header.
+    """Find MODEL (fetching it if need be) and read its header.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def open_model(model: str, *, header_only: bool = False) -> OpenModel:
             "Look at it in another terminal, ls -l may hang as well; mount it anew, or copy the model to another disk",
         )
     with steps(aloud=True) as progress:
-        path = resolve(model, progress=progress)
+        path = resolve(model, progress=progress, header_only=header_only)
     file = open_gguf(path, header_only=header_only)
     return OpenModel(file, read_model_facts(file))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from strata.cli.output import err, say
+from strata.cli.output import err, say, unicode_ok
 from strata.doctor.units import size
 
 Steps = Callable[[str, int | None, int | None], None]  # what is being done, how much is done, how much it is in all
@@ -37,7 +38,7 @@ def steps(unit: str = "bytes", *, aloud: bool = False) -> Iterator[Steps]:
             return Text("" if task.total is None else amount(task.completed, task.total, task.speed, unit))
 
     with Progress(
-        SpinnerColumn(),
+        SpinnerColumn(_spinner()),
         TextColumn("{task.description}"),
         BarColumn(24),
         Amount(),
@@ -79,5 +80,9 @@ def spinner(what: str) -> Iterator[Callable[[str], None]]:
     if not err().is_terminal:
         yield lambda text: None
         return
-    with err().status(what) as status:
+    with err().status(what, spinner=_spinner()) as status:
         yield status.update
+
+
+def _spinner() -> str:
+    return "dots" if unicode_ok(sys.stderr) else "line"

@@ -60,7 +60,7 @@ def explain_text(text: str, *, json: bool) -> None:
 def _read(text: str) -> str:
     if text == "-":
         return sys.stdin.buffer.read(LARGEST_TEXT).decode(errors="replace")
-    if os.sep not in text and not Path(text).suffix:
+    if not {os.sep, os.altsep} & set(text) and not Path(text).suffix:
         return text
     try:
         path = Path(text)

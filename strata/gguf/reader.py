@@ -187,15 +187,24 @@ def _remedy(error: OSError) -> str:
 
 
 def _suggest(path: Path) -> str:
-    """Name the files beside `path` that may have been meant."""
+    """Name the files beside `path`, in a folder below or in one named alike, that may have been meant."""
+    models: dict[str, Path] = {}
     try:
-        models = sorted(file.name for file in path.parent.glob("*.gguf") if file.is_file())
+        folder = path.parent
+        if not folder.is_dir():
+            beside = [each.name for each in folder.parent.iterdir() if each.is_dir()]
+            alike = difflib.get_close_matches(folder.name, beside, n=1)
+            folder = folder.with_name(alike[0]) if alike else folder
+        for pattern in ("*.gguf", "*/*.gguf"):
+            for model in sorted(folder.glob(pattern)):
+                if model.is_file():
+                    models.setdefault(model.name, model)
     except (OSError, ValueError):  # an unreadable folder, or a path that no system can have
-        models = []
-    close = difflib.get_close_matches(path.name, models, n=3, cutoff=0.5) or models[:3]
+        pass
+    close = difflib.get_close_matches(path.name, models, n=3, cutoff=0.5) or list(models)[:3]
     if not close:
         return "Give the path of a .gguf file"
-    return "Did you mean " + " or ".join(str(path.with_name(name)) for name in close) + "?"
+    return "Did you mean " + " or ".join(str(models[name]) for name in close) + "?"
 
 
 def _check_complete(path: Path, size: int, header: Header, asked: str) -> None:

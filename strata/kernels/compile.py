@@ -117,7 +117,7 @@ def _compile_all(kernels: list[Kernel], arch: int) -> Iterator[tuple[Kernel, Com
 def cache_folder() -> Path:
     """Return where compiled kernels are kept."""
     own = os.environ.get("STRATA_CACHE_DIR")
-    return (Path(own) if own else platformdirs.user_cache_path("strata")) / "kernels"
+    return (Path(own) if own else platformdirs.user_cache_path("strata", appauthor=False)) / "kernels"
 
 
 @cache

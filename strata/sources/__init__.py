@@ -1,4 +1,4 @@
-"""Where models come from: a file, the demo model, later a hub."""
+"""Where models come from: a file, the demo model, a hub."""
 
 from collections.abc import Callable
 from typing import TypeAlias
