@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from strata.errors import UnsupportedModel
 from strata.runtime.tokenizers.pretokenizers import PRE_TOKENIZERS
@@ -51,9 +51,8 @@ class ByteLevel:
         front_end = Tokenizer(self._model)
         if self._pre.nfc:
             front_end.normalizer = normalizers.NFC()
-        cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self._pre.cuts]
         to_characters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        front_end.pre_tokenizer = pre_tokenizers.Sequence([*cuts, to_characters])
+        front_end.pre_tokenizer = pre_tokenizers.Sequence([self._pre.cutter(), to_characters])
         front_end.add_tokens([AddedToken(token, normalized=False) for token in added])
         return front_end
 

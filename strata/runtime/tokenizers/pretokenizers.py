@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tokenizers import Regex, pre_tokenizers
 
 @dataclass(frozen=True)
 class PreTokenizer:
@@ -32,13 +33,19 @@ class PreTokenizer:
     whole_pieces: bool = False
     adds_bos: bool = False
 
+    def cutter(self) -> pre_tokenizers.PreTokenizer:
+        """Return what does the cutting."""
+        return pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.cuts]
+        )
+
 
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LINES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _HAN = "一-龥"
 _KANA = "\u3040-\u309f\u30a0-\u30ff"
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WORDS_OF_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def _words(digits: str) -> str:
@@ -79,7 +86,8 @@ _QWEN2 = PreTokenizer((_words(r"\p{N}"),), nfc=True)
 _QWEN2_AS_IS = PreTokenizer((_words(r"\p{N}"),))
 _LLAMA3 = PreTokenizer((_words(r"\p{N}{1,3}"),), whole_pieces=True, adds_bos=True)
 _LLAMA3_MERGED = PreTokenizer((_words(r"\p{N}{1,3}"),))
-_DIGITS_GPT2 = PreTokenizer((r"\p{N}", _GPT2))
+_GPT_2 = PreTokenizer((_WORDS_OF_GPT2,))
+_DIGITS_GPT2 = PreTokenizer((r"\p{N}", _WORDS_OF_GPT2))
 _GPT_4O = PreTokenizer((_cased("", rf"{_SUFFIX}?", r"\p{N}{1,3}", r"[\r\n/]*"),), whole_pieces=True)
 _DEEPSEEK_V3 = PreTokenizer((r"\p{N}{1,3}", f"[{_HAN}{_KANA}]+", _MARK_WORDS))
 _BAILING = PreTokenizer(
@@ -113,9 +121,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "smollm": _DIGITS_GPT2,
     "starcoder": _DIGITS_GPT2,
     "refact": _DIGITS_GPT2,  # Granite 3
-    "gpt-2": PreTokenizer((_GPT2,)),
-    "gigachat": PreTokenizer((_GPT2,)),  # GigaChat-20B-A3B
-    "olmo": PreTokenizer((_GPT2,), nfc=True),  # OLMoE
+    "gpt-2": _GPT_2,
+    "gigachat": _GPT_2,  # GigaChat-20B-A3B
+    "olmo": PreTokenizer((_WORDS_OF_GPT2,), nfc=True),  # OLMoE
     "gpt-4o": _GPT_4O,  # gpt-oss
     "llama4": _GPT_4O,
     "kanana2": _GPT_4O,
@@ -127,7 +135,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         (_cased("", "", r"\p{N}", r"[\r\n/]*"),), whole_pieces=True, adds_bos=True
     ),
     "deepseek-llm": PreTokenizer(  # DeepSeek V2
-        (r"[\r\n]", rf"\s?[{_CASED_LETTERS}]+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", _EAST_ASIAN, r"\p{N}")
+        (r"[\r\n]", rf"\s?[{_CASED_LETTERS}]+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", _EAST_ASIAN, r"\p{N}+")
     ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")),
     "deepseek-v3": _DEEPSEEK_V3,  # DeepSeek V3 and R1
