@@ -30,6 +30,7 @@ class RunRequest:
     prompt: str | None
     system: str | None
     chat: bool
+    think: bool | None
     max_tokens: int | None
     temp: float
     top_k: int
@@ -71,7 +72,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
             _show_preflight(facts, model, plan, options)
         _show_plan(plan, notes, quiet=request.json)
         require_feasible(plan)
-        conversation = Conversation(model.file, chat=request.chat, system=request.system)
+        conversation = Conversation(model.file, chat=request.chat, system=request.system, think=request.think)
         with _load(model, plan, options, log) as engine:
             session = Session(engine, conversation, sampler, log, seed=seed, max_tokens=request.max_tokens)
             if prompt is None:

@@ -1,5 +1,6 @@
 """Answers taken apart: the same parts wherever the stream is split, and nothing lost."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ PIECES = st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", 
 def test_any_text_gives_the_same_parts_split_anyhow(pieces: list[str], opened: bool, cuts: list[int]) -> None:
     text, prompt = "".join(pieces), "<think>\n" if opened else ""
     ends = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    assert parse([text[a:b] for a, b in zip(ends, ends[1:], strict=False)], prompt=prompt) == parse([text], prompt=prompt)
+    assert parse([text[a:b] for a, b in pairwise(ends)], prompt=prompt) == parse([text], prompt=prompt)
 
 
 @given(text=st.text(alphabet="ab\n<think>/", max_size=40))
@@ -98,7 +99,10 @@ def test_nothing_but_marks_and_line_ends_is_left_out(text: str) -> None:
 
 
 def test_a_prompt_that_opened_the_reasoning() -> None:
-    assert parse(["hm\n</think>\n\nYes"], QWEN36, "<|im_start|>assistant\n<think>\n") == [Reasoning("hm"), Content("Yes")]
+    assert parse(["hm\n</think>\n\nYes"], QWEN36, "<|im_start|>assistant\n<think>\n") == [
+        Reasoning("hm"),
+        Content("Yes"),
+    ]
     closed = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     assert parse(["Yes"], QWEN36, closed) == [Content("Yes")]
 

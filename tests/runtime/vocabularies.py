@@ -25,7 +25,13 @@ def golden(name: str) -> list[dict[str, Any]]:
 @functools.cache
 def published(model: str) -> Tokenizer:
     """Return the tokenizer of a published model."""
-    return Tokenizer.from_metadata(_trimmed(model) if model in TRIMMED else _from_gguf(model))
+    return Tokenizer.from_metadata(header(model))
+
+
+@functools.cache
+def header(model: str) -> dict[str, Any]:
+    """Return the metadata that describes the tokenizer of a published model."""
+    return _trimmed(model) if model in TRIMMED else _from_gguf(model)
 
 
 def _from_gguf(model: str) -> dict[str, Any]:

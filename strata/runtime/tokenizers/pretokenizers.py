@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, pre_tokenizers
 
+
 @dataclass(frozen=True)
 class PreTokenizer:
     """What happens to text before merging.
@@ -59,7 +60,10 @@ def _cased(letters: str, suffix: str, digits: str, ends: str) -> str:
     `letters` narrows what counts as a letter, `suffix` is the contraction that stays with its word, `ends` are the
     characters that stay with the marks before them.
     """
-    upper, lower = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{letters}]", rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{letters}]"
+    upper, lower = (
+        rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{letters}]",
+        rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{letters}]",
+    )
     before = r"[^\r\n\p{L}\p{N}]?"
     return (
         rf"{before}{upper}*{lower}+{suffix}|{before}{upper}+{lower}*{suffix}"
