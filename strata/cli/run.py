@@ -54,6 +54,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
     from strata.runtime.models import load_config
     from strata.runtime.runlog import RunLog, fingerprint, log_folder
     from strata.runtime.sampler import Sampler, SamplerOptions
+    from strata.runtime.tokenizer import Tokenizer
 
     seed = secrets.randbits(32) if request.seed is None else request.seed
     sampler = Sampler(
@@ -65,6 +66,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
     model = open_model(request.model)
     with model.file, RunLog(log_folder(), warn=warn) as log:
         load_config(model.file)  # refuses what cannot run before anything is planned or loaded
+        Tokenizer.check(model.file.metadata)
         facts = take_facts(model.file.path)
         log.event("start", versions=_versions(), facts_sha256=fingerprint(facts))
         plan, notes = make_or_load_plan(model.facts, facts, options, request.plan_file)

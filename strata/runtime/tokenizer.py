@@ -70,14 +70,19 @@ class Tokenizer:
         ModelFileError
             A key is missing or contradicts another.
         """
-        name = string(metadata, KEY + "model")
-        if name not in _KINDS:
-            raise UnsupportedModel(
-                ASKED,
-                f"it uses the tokenizer model {name!r}",
-                "Supported: 'gpt2' (byte-level BPE), 'llama' (SentencePiece)",
-            )
-        return cls(_KINDS[name](metadata))
+        return cls(_kind(metadata)(metadata))
+
+    @staticmethod
+    def check(metadata: Mapping[str, Any]) -> None:
+        """Refuse an unknown tokenizer by the names alone, which takes no time, unlike building one.
+
+        Raises
+        ------
+        UnsupportedModel, ModelFileError
+            As `from_metadata` would for these names.
+        """
+        if _kind(metadata) is ByteLevel:
+            ByteLevel.pre_tokenizer(metadata)
 
     def __len__(self) -> int:
         """How many tokens the vocabulary has."""
@@ -139,6 +144,15 @@ class Tokenizer:
         """Text of a token sequence from its start; bytes that are no UTF-8 become U+FFFD."""
         text = b"".join(map(self.token_bytes, ids))
         return (text.removeprefix(b" ") if self.leading_space else text).decode(errors="replace")
+
+
+def _kind(metadata: Mapping[str, Any]) -> type[ByteLevel] | type[SentencePiece]:
+    name = string(metadata, KEY + "model")
+    if name not in _KINDS:
+        raise UnsupportedModel(
+            ASKED, f"it uses the tokenizer model {name!r}", "Supported: gpt2 (byte-level BPE), llama (SentencePiece)"
+        )
+    return _KINDS[name]
 
 
 class StreamDecoder:

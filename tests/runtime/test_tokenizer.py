@@ -141,8 +141,8 @@ def test_a_token_outside_the_vocabulary_is_refused(token: int) -> None:
 def test_another_tokenizer_model_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModel, match="'other'") as refused:
         Tokenizer.from_metadata(small(model="other"))
-    assert "'gpt2'" in refused.value.remedy
-    assert "'llama'" in refused.value.remedy
+    assert "gpt2" in refused.value.remedy
+    assert "llama" in refused.value.remedy
 
 
 @pytest.mark.parametrize(

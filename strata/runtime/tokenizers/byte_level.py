@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from strata.errors import UnsupportedModel
-from strata.runtime.tokenizers.pretokenizers import PRE_TOKENIZERS
+from strata.runtime.tokenizers.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from strata.runtime.tokenizers.vocabulary import ASKED, KEY, Vocabulary, merges, string
 
 
@@ -31,11 +31,7 @@ class ByteLevel:
     leading_space = False
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
-        name = string(metadata, KEY + "pre")
-        if name not in PRE_TOKENIZERS:
-            supported = ", ".join(map(repr, PRE_TOKENIZERS))
-            raise UnsupportedModel(ASKED, f"its pre-tokenizer is {name!r}", f"Supported: {supported}")
-        self._pre = PRE_TOKENIZERS[name]
+        self._pre = self.pre_tokenizer(metadata)
         self.vocabulary = Vocabulary.from_metadata(metadata)
         tokens = self.vocabulary.tokens
         self._model = models.BPE(
@@ -45,6 +41,23 @@ class ByteLevel:
         )
         # Files of Llama 3 often leave the key out, and the model expects a BOS all the same.
         self.adds_bos = bool(metadata.get(KEY + "add_bos_token", self._pre.adds_bos))
+
+    @staticmethod
+    def pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
+        """Return the pre-tokenizer that a header names.
+
+        Raises
+        ------
+        UnsupportedModel
+            It is not in the list.
+        ModelFileError
+            The header names none.
+        """
+        name = string(metadata, KEY + "pre")
+        if name not in PRE_TOKENIZERS:
+            supported = ", ".join(PRE_TOKENIZERS)
+            raise UnsupportedModel(ASKED, f"its pre-tokenizer is {name!r}", f"Supported: {supported}")
+        return PRE_TOKENIZERS[name]
 
     def front_end(self, added: list[str]) -> Tokenizer:
         """Everything from text to ids; `added` tokens are found in the text before it is cut."""
