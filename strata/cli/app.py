@@ -38,6 +38,9 @@ def run(
     ] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of the chat.")] = None,
     no_chat: Annotated[bool, flag("--no-chat", help="Continue the text as it is, without chat template.")] = False,
+    think: Annotated[
+        bool | None, flag("--think/--no-think", help="Have the model think before it answers, or not.")
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Most tokens of an answer.")
     ] = None,
@@ -75,6 +78,7 @@ def run(
         prompt=prompt,
         system=system,
         chat=not no_chat,
+        think=think,
         max_tokens=max_tokens,
         temp=temp,
         top_k=top_k,

@@ -31,6 +31,7 @@ class RunRequest:
     prompt: str | None
     system: str | None
     chat: bool
+    think: bool | None
     max_tokens: int | None
     temp: float
     top_k: int
@@ -55,6 +56,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
     from strata.runtime.models import load_config
     from strata.runtime.runlog import RunLog, fingerprint, log_folder
     from strata.runtime.sampler import Sampler, SamplerOptions
+    from strata.runtime.tokenizer import Tokenizer
 
     seed = secrets.randbits(32) if request.seed is None else request.seed
     sampler = Sampler(
@@ -68,6 +70,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
     model = open_model(request.model)
     with model.file, RunLog(log_folder(), warn=warn) as log:
         load_config(model.file)  # refuses what cannot run before anything is planned or loaded
+        Tokenizer.check(model.file.metadata)
         facts = take_facts(model.file.path)
         log.event("start", versions=_versions(), facts_sha256=fingerprint(facts))
         plan, notes = make_or_load_plan(model.facts, facts, options, request.plan_file)
@@ -78,7 +81,13 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
             show_plan(plan)
         require_feasible(plan)
         require_context(plan)
-        conversation = Conversation(model.file, chat=request.chat, system=request.system, room=room(plan, model.facts))
+        conversation = Conversation(
+            model.file,
+            chat=request.chat,
+            system=request.system,
+            room=room(plan, model.facts),
+            think=request.think,
+        )
         prompt = read_prompt(request.prompt)  # what stands against the run is said before stdin is waited for
         tokens = None if prompt is None else conversation.ask(prompt)
         with load(model, plan, log, quiet=request.json) as engine:

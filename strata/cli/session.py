@@ -11,6 +11,7 @@ from strata.cli.output import emit_json, err, say, stop
 from strata.cli.progress import steps
 from strata.doctor.units import size
 from strata.errors import ExitCode, UsageError
+from strata.runtime.answer import Content, Part, Reasoning, ToolCall
 from strata.runtime.engine import Engine
 from strata.runtime.generation import Generation, GenerationStats, StopReason
 from strata.runtime.runlog import RunLog
@@ -28,6 +29,8 @@ class Answer:
     """What the model said, and the figures of saying it."""
 
     text: str
+    reasoning: str
+    tool_calls: list[ToolCall]
     stats: GenerationStats
 
 
@@ -70,6 +73,8 @@ class Session:
             document = {
                 "schema_version": 1,
                 "text": answer.text,
+                "reasoning": answer.reasoning,
+                "tool_calls": [{"name": call.name, "arguments": call.arguments} for call in answer.tool_calls],
                 "seed": self._seed,
                 "stats": answer.stats,
                 "memory": self._engine.memory_report(),
@@ -105,14 +110,14 @@ class Session:
         self._say_memory()
 
     def _answer(self, tokens: list[int], *, stream: bool) -> Answer:
-        decoder = self._conversation.decoder()
-        pieces: list[str] = []
+        decoder, parser = self._conversation.decoder(), self._conversation.parser()
+        parts: list[Part] = []
 
-        def add(piece: str) -> None:
-            pieces.append(piece)
-            if stream:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+        def add(new: list[Part]) -> None:
+            for part in new:
+                if stream:
+                    _show(part, after=parts[-1] if parts else None)
+                parts.append(part)
 
         with steps("tokens") as progress:
             generation = self._engine.generate(
@@ -125,15 +130,17 @@ class Session:
             token = _next(generation)
         try:
             while token is not None:
-                add(decoder.push(token))
+                add(parser.push(decoder.push(token)))
                 token = _next(generation)
         except KeyboardInterrupt:  # while writing: a Ctrl-C while computing ends in `_next`
             generation.close()
-        add(decoder.finish())
+        add(parser.push(decoder.finish()) + parser.finish())
         if stream:
-            add("\n")
-        answer = Answer("".join(pieces).removesuffix("\n"), generation.stats)
-        self._conversation.answered(answer.text)
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        calls = [part for part in parts if isinstance(part, ToolCall)]
+        answer = Answer(_joined(parts, Content), _joined(parts, Reasoning), calls, generation.stats)
+        self._conversation.answered(answer.text, answer.reasoning, answer.tool_calls)
         self._log.event("generation", stats=answer.stats, memory=self._engine.memory_report())
         return answer
 
@@ -158,6 +165,21 @@ class Session:
         )
         if self._log.path:
             _dim(f"log: {self._log.path}")
+
+
+def _show(part: Part, *, after: Part | None) -> None:
+    """Write a part as it comes: reasoning dimmed to stderr, so that stdout has the answer and nothing else."""
+    if isinstance(part, Reasoning):
+        err().print(part.text, style="dim", end="", markup=False, soft_wrap=True)
+        return
+    if isinstance(after, Reasoning):
+        err().print("\n")
+    sys.stdout.write(part.text)
+    sys.stdout.flush()
+
+
+def _joined(parts: list[Part], kind: type[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, kind))
 
 
 def _next(generation: Generation) -> int | None:

@@ -1,31 +1,33 @@
-"""Messages to prompt: the model's own chat template, run in a sandbox with bounds.
-
-A template is a program that came with a model file. Jinja's sandbox keeps it from reaching anything outside; the
-bounds here end one that never stops looping or writing. One expression can still be made slow on purpose.
-"""
+"""Messages to prompt: the model's own chat template, run in a process of its own with bounds on time and memory."""
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+import psutil
 
-from strata.errors import ModelFileError, UsageError
+from strata.errors import ModelFileError, Undetermined, UsageError
 
-MAX_STEPS = 100_000  # loop rounds and macro calls of one rendering; real templates need a few per message
-MAX_CHARACTERS = 1 << 24  # of one rendered prompt, far beyond any context
+MAX_SECONDS = 10.0  # for one rendering, the start of the process (about 0.1 s) included
+MAX_MEMORY = 512 << 20  # bytes of that process; Python and Jinja take about 30 MiB
 
 _KEY = "tokenizer.chat_template"
 _REMEDY = "Use --no-chat to send the text as it is, or a file of this model with a working template"
+_POLL_S = 0.05
+# The names under which published templates take "think first" or "answer at once".
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
 class ChatTemplate:
-    """A model's chat template, compiled.
+    """A model's chat template.
 
     Parameters
     ----------
@@ -34,29 +36,26 @@ class ChatTemplate:
     bos_token, eos_token : str
         Texts that templates may write; empty where the model has none.
 
+    Attributes
+    ----------
+    source : str
+
     Raises
     ------
     ModelFileError
-        The source is not valid Jinja.
+        The source is not valid Jinja, or does not compile within the bounds.
+    Undetermined
+        The process it is compiled in could not be started.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
+        self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        environment = _Sandbox()
-        try:
-            tree = environment.parse(source)
-            _count_steps(tree)
-            self._code = environment.compile(tree, filename="<chat template>")
-        except jinja2.TemplateSyntaxError as error:
-            raise _broken(f"line {error.lineno}: {error.message}") from None
-        except SyntaxError as error:  # what Jinja lets through and Python refuses, such as a break outside a loop
-            raise _broken(error.msg) from None
-        except RecursionError:
-            raise _broken("it is nested too deeply") from None
+        _run({"source": source})
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], *, bos_token: str = "", eos_token: str = "") -> ChatTemplate:
-        """Compile the template that a GGUF header carries.
+        """Take the template that a GGUF header carries.
 
         Raises
         ------
@@ -76,6 +75,23 @@ class ChatTemplate:
             raise _broken("it is not a string")
         return cls(source, bos_token=bos_token, eos_token=eos_token)
 
+    def thinking(self, think: bool) -> dict[str, bool]:
+        """Return the variables that switch thinking on or off in this template.
+
+        Raises
+        ------
+        UsageError
+            The template has no such switch.
+        """
+        switches = [name for name in _THINKING_SWITCHES if re.search(rf"\b{name}\b", self.source)]
+        if not switches:
+            raise UsageError(
+                "use --think" if think else "use --no-think",
+                "this model's chat template has no switch for thinking",
+                "Leave the option out",
+            )
+        return dict.fromkeys(switches, think)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -89,7 +105,7 @@ class ChatTemplate:
         Parameters
         ----------
         messages : sequence of mappings
-            Each with `role` and `content`, and whatever else the template reads.
+            Each with `role` and `content`, and whatever else the template reads; JSON values only.
         tools : sequence of mappings, optional
             Functions that the model may call, as JSON schemas.
         add_generation_prompt : bool
@@ -103,86 +119,78 @@ class ChatTemplate:
             The template itself refuses these messages.
         ModelFileError
             The template fails, or does not end within its bounds.
+        Undetermined
+            The process it is rendered in could not be started.
         """
-        environment = _Sandbox()
-        template = jinja2.Template.from_code(environment, self._code, environment.make_globals(None))
-        pieces = template.generate(
+        return _run(
             {
-                **self._tokens,
-                **(variables or {}),
-                "messages": messages,
-                "tools": tools,
-                "add_generation_prompt": add_generation_prompt,
+                "source": self.source,
+                "variables": {
+                    **self._tokens,
+                    **(variables or {}),
+                    "messages": messages,
+                    "tools": tools,
+                    "add_generation_prompt": add_generation_prompt,
+                },
             }
         )
-        written: list[str] = []
-        length = 0
+
+
+def _run(request: dict[str, Any]) -> str:
+    """Have the sandbox process answer one request; return the text that it wrote."""
+    answer = _answer(json.dumps({**request, "memory_bytes": MAX_MEMORY}).encode())
+    if "refusal" in answer:
+        raise UsageError(
+            "write the chat prompt",
+            f"the model's chat template refuses this conversation: {answer['refusal'].rstrip('.')}",
+            "Change the messages (roles, order), or use --no-chat",
+        )
+    if "problem" in answer:
+        raise _broken(answer["problem"])
+    return answer["text"]
+
+
+def _answer(request: bytes) -> dict[str, str]:
+    # By path and with -P: this folder must not become the process's import path, it has names of libraries in it.
+    command = [sys.executable, "-P", str(Path(__file__).with_name("chat_sandbox.py"))]
+    with tempfile.TemporaryFile() as asked:
+        asked.write(request)
+        asked.seek(0)
         try:
-            for piece in pieces:
-                written.append(piece)
-                length += len(piece)
-                if length > MAX_CHARACTERS:
-                    raise _TooMuch(f"it writes more than {MAX_CHARACTERS:,} characters")
-        except _Refusal as refusal:
-            raise UsageError(
-                "write the chat prompt",
-                f"the model's chat template refuses this conversation: {refusal.message}",
-                "Change the messages (roles, order), or use --no-chat",
+            process = subprocess.Popen(command, stdin=asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        except OSError as error:
+            raise Undetermined(
+                "use the model's chat template", f"no process could be started for it ({error})", _REMEDY
             ) from None
-        except jinja2.TemplateError as error:
-            raise _broken(str(error)) from None
-        except Exception as error:  # noqa: BLE001  foreign code ran: whatever it raises is the template's fault
-            raise _broken(f"{type(error).__name__}: {error}") from None
-        return "".join(written)
+        with process:
+            try:
+                written, said = _wait(process)
+            finally:
+                process.kill()
+    try:
+        answer: dict[str, str] = json.loads(written)
+    except ValueError:
+        last = said.decode(errors="replace").strip().rpartition("\n")[2]
+        raise _broken(f"its process ended with code {process.returncode}: {last or 'it said nothing'}") from None
+    return answer
 
 
-class _Refusal(jinja2.TemplateError):
-    """The template called `raise_exception`."""
-
-
-class _TooMuch(jinja2.TemplateError):
-    """The template went beyond its bounds."""
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """One rendering's environment: white space, filters and functions as chat templates expect them."""
-
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        self.filters["tojson"] = _tojson
-        self.globals["raise_exception"] = _refuse
-        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        self._steps = 0
-
-    def step(self) -> None:
-        """Count one loop round or macro call."""
-        self._steps += 1
-        if self._steps > MAX_STEPS:
-            raise _TooMuch(f"it takes more than {MAX_STEPS:,} loop rounds and macro calls")
-
-
-def _count_steps(tree: nodes.Template) -> None:
-    """Make every loop body and macro of a parsed template begin with a call of `_Sandbox.step`."""
-    blocks: list[nodes.For | nodes.Macro | nodes.CallBlock] = [*tree.find_all(nodes.For)]
-    blocks += [*tree.find_all(nodes.Macro), *tree.find_all(nodes.CallBlock)]
-    for block in blocks:
-        step = nodes.Call(nodes.EnvironmentAttribute("step"), [], [], None, None)
-        block.body.insert(0, nodes.ExprStmt(step).set_lineno(block.lineno))
-
-
-def _refuse(message: str) -> None:
-    raise _Refusal(str(message))
-
-
-def _tojson(
-    value: Any,
-    indent: int | None = None,
-    ensure_ascii: bool = False,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON: unlike Jinja's own filter it escapes neither HTML nor (unless asked) what is not ASCII."""
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+def _wait(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Return what the process wrote on stdout and stderr, unless it takes too long or too much."""
+    deadline = time.monotonic() + MAX_SECONDS
+    while True:
+        try:
+            return process.communicate(timeout=_POLL_S)
+        except subprocess.TimeoutExpired:
+            pass
+        if time.monotonic() > deadline:
+            raise _broken(f"it does not end within {MAX_SECONDS:g} seconds")
+        try:
+            taken = psutil.Process(process.pid).memory_info().rss
+        except psutil.Error:  # it has just ended
+            continue
+        if taken > MAX_MEMORY:
+            raise _broken("it takes more memory than a template may")
 
 
 def _broken(problem: str) -> ModelFileError:

@@ -125,6 +125,18 @@ def test_a_model_that_cannot_run_is_refused_by_name(tmp_path: Path) -> None:
     assert_clear(strata("run", str(broken), "-p", "x"), 1, "web page")
 
 
+def test_a_tokenizer_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(Path(MODEL).read_bytes().replace(b"qwen2", b"other", 1))  # its pre-tokenizer
+    result = strata("run", str(model), "--no-chat", "-p", "Hello")
+    assert_clear(result, 1, "its pre-tokenizer is 'other'", "Supported: qwen2, ")
+    assert result.stderr.startswith("error: read the model's tokenizer")  # before anything was planned
+
+
+def test_thinking_cannot_be_switched_without_a_chat() -> None:
+    assert_clear(strata("run", MODEL, "--no-chat", "--no-think", "-p", "Hello"), 2, "--no-chat has no template")
+
+
 def test_a_prompt_longer_than_the_context_is_refused() -> None:
     long = "word " * 200
     result = strata("run", MODEL, "-p", long, "--no-chat", "--max-context", "64")
