@@ -40,8 +40,11 @@ class Backend(Protocol):
     minimum_slots: int
     experts: ExpertSizes
     limits: Limits
-    speeds: Speeds
     notes: tuple[str, ...]
+
+    @property
+    def speeds(self) -> Speeds:
+        """Return how fast the memories are, and on what that rests."""
 
     def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """Return every line but those of the experts, in the order they are taken."""
@@ -109,9 +112,7 @@ class _Rung:
     exact: bool  # no more slots than `slots` are wanted
 
     @classmethod
-    def of(
-        cls, backend: Backend, request: Request, bounds: tuple[Bound, ...], chunk: int, host: HostChoice
-    ) -> _Rung:
+    def of(cls, backend: Backend, request: Request, bounds: tuple[Bound, ...], chunk: int, host: HostChoice) -> _Rung:
         slots = request.slots or backend.minimum_slots
         fixed = backend.fixed_lines(request, chunk, host)
         used = _used(backend, fixed, Placement(chunk, *host, slots, 0, 0))
