@@ -11,26 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+OTHERS = ("llama", "qwen3moe", "granitemoe", "olmoe", "qwen3next", "gpt-oss", "qwen4exp", "qwen35moe-Q4_K")
+QUANTISED = [f"qwen3moe-{type_}" for type_ in ("Q4_K", "Q6_K", "IQ3_S", "IQ4_XS", "Q8_0", "MXFP4")]
 CASES = (
-    *(
-        f"{name} -c 4096 -ctk f16 -ctv f16 -ub 512 --load-mode none"
-        for name in [
-            "llama",
-            "qwen3moe",
-            "qwen3moe-Q4_K",
-            "qwen3moe-Q6_K",
-            "qwen3moe-IQ3_S",
-            "qwen3moe-IQ4_XS",
-            "qwen3moe-Q8_0",
-            "qwen3moe-MXFP4",
-            "qwen35moe-Q4_K",
-            "granitemoe",
-            "olmoe",
-            "qwen3next",
-            "gpt-oss",
-            "qwen4exp",
-        ]
-    ),
+    *(f"{name} -c 4096 -ctk f16 -ctv f16 -ub 512 --load-mode none" for name in (*OTHERS, *QUANTISED)),
     "llama -c 1000 -ctk f16 -ctv f16 -ub 64 --load-mode none",
     "llama -c 4096 -ctk f32 -ctv f32 -ub 512 --load-mode none",
     "qwen3moe-Q4_K -c 4096 -ctk q8_0 -ctv q8_0 -ub 512 --load-mode none",
