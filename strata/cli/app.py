@@ -105,6 +105,9 @@ def plan(
     ] = None,
     wsl2: Annotated[bool, flag("--wsl2", help="... under WSL2.", panel="What if")] = False,
     windows: Annotated[bool, flag("--windows", help="... under Windows.", panel="What if")] = False,
+    emit: Annotated[
+        str | None, typer.Option("--emit", metavar="llama.cpp", help="Print the command line for another engine.")
+    ] = None,
     json: Json = False,
     *,
     options: "PlanOptions",
@@ -115,12 +118,13 @@ def plan(
     --ram asks for a machine that one does not have.
 
     [dim]strata plan model.gguf --max-context 16384 -o plan.json
-    strata plan model.gguf --gpu "RTX 4090" --ram 64GiB --wsl2[/]
+    strata plan model.gguf --gpu "RTX 4090" --ram 64GiB --wsl2
+    strata plan model.gguf --emit llama.cpp[/]
     """
     from strata.cli.plan import Imagined, show_plan
 
     imagined = None if ram is None else Imagined(ram, wsl2=wsl2, windows=windows)
-    show_plan(model, options, output=output, facts_file=facts, imagined=imagined, json=json)
+    show_plan(model, options, output=output, facts_file=facts, imagined=imagined, emit=emit, json=json)
 
 
 @app.command(cls=Command)

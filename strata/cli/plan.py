@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strata.cli.output import emit_json, out, say, stop, unicode_ok
-from strata.cli.preflight import make_or_load_plan, open_model, take_facts
+import msgspec
+
+from strata.cli.output import emit_json, err, out, say, stop, unicode_ok
+from strata.cli.preflight import OpenModel, make_or_load_plan, open_model, require_feasible, take_facts
 from strata.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
-    from strata.doctor.plan import PlanOptions
+    from strata.doctor.plan import AllocationPlan, PlanOptions
 
-
+ENGINES = ("llama.cpp",)
 _STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
@@ -35,13 +40,14 @@ def show_plan(
     output: Path | None,
     facts_file: Path | None,
     imagined: Imagined | None,
+    emit: str | None,
     json: bool,
 ) -> None:
-    """Plan MODEL and print the plan; exit code 1 when it does not fit."""
-    import msgspec
-
+    """Plan MODEL and print the plan, or what another engine would be told; exit code 1 when it does not fit."""
     from strata.doctor.plan_table import plan_table
 
+    if emit not in (None, *ENGINES):
+        raise UsageError(f"say the plan for {emit} (--emit)", f"it can be {', '.join(ENGINES)}", f"Use {ENGINES[0]}")
     if output is not None and str(output) in _STDOUT:  # the one document that was asked for, and no table around it
         output, json = None, True
     opened = open_model(model, header_only=True)
@@ -57,13 +63,40 @@ def show_plan(
         from strata.doctor.plan_io import save_plan
 
         save_plan(plan, output)
-    if json:
+    if emit is not None:
+        require_feasible(plan)
+        _emit_llama_cpp(plan, opened, json=json)
+    elif json:
         emit_json(plan)
     else:
         out().print(plan_table(plan, unicode=unicode_ok(sys.stdout)))
     if output is not None:
         say(f"The plan is saved: strata run {model} --plan {output}")
     stop(ExitCode.OK if plan.feasible else ExitCode.FAILED)
+
+
+def _emit_llama_cpp(plan: AllocationPlan, model: OpenModel, *, json: bool) -> None:
+    """Print the command line alone on stdout, and to stderr what it should log and what it cannot say."""
+    from strata.doctor.llama_cpp import llama_cpp
+    from strata.doctor.plan_table import paragraph
+    from strata.doctor.units import size
+
+    said = llama_cpp(plan, model.facts, str(model.file.path))
+    words = ("llama-server", *said.arguments)
+    command = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+    if json:
+        emit_json({"schema_version": 1, "command": command, **msgspec.structs.asdict(said), "plan": plan})
+        return
+    sys.stdout.write(command + "\n")
+    sys.stdout.flush()
+    b = said.buffers
+    logged = (("GPU model", b.device_model), ("host model", b.host_model), ("KV", b.kv), ("RS", b.state))
+    sizes = tuple(f"{name} {size(nbytes)}" for name, nbytes in logged if nbytes)
+    for title, sentences in (
+        ("Buffer sizes that llama.cpp should log", (", ".join(sizes),)),
+        ("What the flags cannot say", said.differences),
+    ):
+        err().print(*paragraph(title, sentences), sep="\n")
 
 
 def _imagine(machine: Imagined, options: PlanOptions, facts_file: Path | None) -> tuple[Facts, tuple[str, ...]]:

@@ -40,7 +40,7 @@ class Bound:
 
     def left(self, used: Mapping[Tier, int]) -> int:
         """Return the bytes that are left beside `used`, negative when the bound is broken."""
-        return self.free - sum(used[tier] for tier in self.tiers)
+        return self.free - sum(map(used.__getitem__, self.tiers))  # asked thousands of times for one plan
 
 
 @dataclass(frozen=True, slots=True)

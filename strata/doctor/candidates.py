@@ -1,6 +1,6 @@
 """Candidates for a plan: what each choice of the ladders comes to within given bounds.
 
-A `Choice` fixes everything that is chosen in steps: the prompt chunk, where the embedding lies, and how many experts
+A choice fixes everything that is chosen in steps: the prompt chunk, where the embedding lies, and how many experts
 are kept as stored in host memory. Slots take what is left. The steps do not depend on the budgets, so every choice
 that a budget allows is allowed by a larger one, with no fewer slots; hence the best score never gets worse when
 a budget grows. What memory the steps leave over is filled last (`topped_up`), which no score counts on.
@@ -29,16 +29,6 @@ class HostChoice(NamedTuple):
     staging: Tier
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One choice of the ladders. `pinned` and `pageable` are the experts kept as stored in those tiers."""
-
-    chunk: int
-    host: HostChoice
-    pinned: int
-    pageable: int
-
-
 class Backend(Protocol):
     """What a plan needs to know of a backend: its memories, and its lines' sizes."""
 
@@ -50,8 +40,11 @@ class Backend(Protocol):
     minimum_slots: int
     experts: ExpertSizes
     limits: Limits
-    speeds: Speeds
     notes: tuple[str, ...]
+
+    @property
+    def speeds(self) -> Speeds:
+        """Return how fast the memories are, and on what that rests."""
 
     def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """Return every line but those of the experts, in the order they are taken."""
@@ -85,15 +78,14 @@ def candidates(backend: Backend, request: Request, bounds: tuple[Bound, ...]) ->
     """Return every choice that fits and could be best, in a fixed order."""
     steps = [backend.experts.total * step // STEPS for step in range(STEPS + 1)]
     for chunk, host in product(request.chunks, backend.host_choices):
-        fixed = backend.fixed_lines(request, chunk, host)
+        rung = _Rung.of(backend, request, bounds, chunk, host)
         for pinned in dict.fromkeys(steps):
-            most = _candidate(backend, request, bounds, Choice(chunk, host, pinned, 0), fixed)
+            most = rung.candidate(pinned, 0)
             if not most.fits:
                 break
             yield most
             for step in reversed(steps[1:]):
-                pageable = min(step, backend.experts.total - pinned)
-                c = _candidate(backend, request, bounds, Choice(chunk, host, pinned, pageable), fixed)
+                c = rung.candidate(pinned, min(step, backend.experts.total - pinned))
                 if not c.fits:
                     continue
                 yield c
@@ -103,24 +95,41 @@ def candidates(backend: Backend, request: Request, bounds: tuple[Bound, ...]) ->
 
 def leanest(backend: Backend, request: Request, bounds: tuple[Bound, ...]) -> Candidate:
     """Return the choice that needs the least of every memory: if it does not fit, none does."""
-    choice = Choice(request.chunks[-1], backend.host_choices[-1], 0, 0)
-    fixed = backend.fixed_lines(request, choice.chunk, choice.host)
-    return _candidate(backend, request, bounds, choice, fixed)
+    return _Rung.of(backend, request, bounds, request.chunks[-1], backend.host_choices[-1]).candidate(0, 0)
 
 
-def _candidate(
-    backend: Backend, request: Request, bounds: tuple[Bound, ...], choice: Choice, fixed: tuple[Reservation, ...]
-) -> Candidate:
-    """Give a choice all the slots that fit beside it."""
-    slots = request.slots or backend.minimum_slots
-    where = Placement(choice.chunk, *choice.host, slots, choice.pinned, choice.pageable)
-    used = _used(backend, fixed, where)
-    fits = all(bound.left(used) >= 0 for bound in bounds)
-    if fits and request.slots is None:
-        used[Tier.VRAM] -= backend.slot_bytes(slots)
-        slots = _most(backend.slot_bytes, slots, backend.experts.total, room(bounds, used, Tier.VRAM))
-        where = replace(where, slots=slots)
-    return Candidate(fixed, where, fits)
+@dataclass(frozen=True, slots=True)
+class _Rung:
+    """A chunk and a host choice with the lines that both fix; `used` are their bytes and those of the fewest slots."""
+
+    backend: Backend
+    bounds: tuple[Bound, ...]
+    chunk: int
+    host: HostChoice
+    fixed: tuple[Reservation, ...]
+    used: dict[Tier, int]
+    slots: int
+    exact: bool  # no more slots than `slots` are wanted
+
+    @classmethod
+    def of(cls, backend: Backend, request: Request, bounds: tuple[Bound, ...], chunk: int, host: HostChoice) -> _Rung:
+        slots = request.slots or backend.minimum_slots
+        fixed = backend.fixed_lines(request, chunk, host)
+        used = _used(backend, fixed, Placement(chunk, *host, slots, 0, 0))
+        return cls(backend, bounds, chunk, host, fixed, used, slots, request.slots is not None)
+
+    def candidate(self, pinned: int, pageable: int) -> Candidate:
+        """Keep so many experts as stored, and give all the slots that fit beside them."""
+        experts, slots = self.backend.experts, self.slots
+        used = self.used.copy()
+        used[Tier.PINNED] += experts.held_bytes(pinned)
+        used[Tier.PAGEABLE] += experts.held_bytes(pageable)
+        fits = all(bound.left(used) >= 0 for bound in self.bounds)
+        if fits and not self.exact:
+            slot_bytes = self.backend.slot_bytes
+            left = room(self.bounds, used, Tier.VRAM) + slot_bytes(slots)
+            slots = _most(slot_bytes, slots, experts.total, left)
+        return Candidate(self.fixed, Placement(self.chunk, *self.host, slots, pinned, pageable), fits)
 
 
 def topped_up(backend: Backend, bounds: tuple[Bound, ...], chosen: Candidate) -> Placement:

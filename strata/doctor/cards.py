@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from dataclasses import dataclass
 
@@ -96,6 +97,7 @@ _SIZE = re.compile(r"\b(\d+) ?gb\b")
 _NOISE = re.compile(r"nvidia|geforce|[\s-]|sxm\d|pcie|hbm\d?e?|nvl|blackwell.*edition")
 
 
+@functools.cache
 def _split(name: str) -> tuple[str, str | None]:
     """Return a name without what does not tell cards apart, and its memory in GB where it says so."""
     lower = name.lower()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import sqrt
 
 from strata.doctor.candidates import HostChoice
@@ -58,24 +59,37 @@ class CudaBackend:
         self.minimum_slots = minimum_slots(model, len(self.experts.classes))
         self.limits = cuda_limits(facts, self._gpu, options)
         self.threads, thread_notes = host_threads(facts)
-        self.speeds = _speeds(facts, self._gpu)
+        self._facts = facts
+        self._whatever_the_host: dict[tuple[Request, int], tuple[Reservation, ...]] = {}
         self._lines = Lines(device=self._gpu.uuid, step=DEVICE_STEP, alignment=cuda_footprint.ARRAY_ALIGNMENT)
         self._slot_bytes = tuple(cuda_footprint.expert_slot_bytes(c.bytes) for c in self.experts.classes)
         self._pool_bytes: dict[int, int] = {}
         self._context, context_notes = _context(self._gpu)
         self.notes = (*context_notes, *thread_notes, "This plan cannot be run yet: Strata's CUDA backend is not there.")
 
+    @cached_property
+    def speeds(self) -> Speeds:
+        """See `candidates.Backend`. Nobody asks while only looking for what fits."""
+        return _speeds(self._facts, self._gpu)
+
     def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """See `candidates.Backend`."""
+        if (request, chunk) not in self._whatever_the_host:  # asked for once for every place of the host lines
+            self._whatever_the_host[request, chunk] = self._lines_of(request, chunk)
+        # Two layers' worth of misses: one on its way while the other is copied from.
+        ring = Size(
+            2 * self._model.top_k * self.experts.largest_stored_bytes,
+            f"2 x {self._model.top_k} experts x {self.experts.largest_stored_bytes:,} bytes",
+        )
+        lines = self._lines.host_lines(self._model, host.embedding, host.staging, ring)
+        return (*self._whatever_the_host[request, chunk], *(line for line in lines if line.bytes))
+
+    def _lines_of(self, request: Request, chunk: int) -> tuple[Reservation, ...]:
+        """Make the lines that do not depend on where the host's lie."""
         m, line = self._model, self._lines.line
         sampler = Size(8 * m.vocab, f"{m.vocab:,} tokens x 8")
         tables = Size(16 * self.experts.total, f"{self.experts.total:,} experts x 16")
         process = Size(PROCESS + PROCESS_PER_TOKEN * m.vocab, f"{size(PROCESS)} + {m.vocab:,} tokens x 1 KiB")
-        # Two layers' worth of misses: one on its way while the other is copied from.
-        ring = Size(
-            2 * m.top_k * self.experts.largest_stored_bytes,
-            f"2 x {m.top_k} experts x {self.experts.largest_stored_bytes:,} bytes",
-        )
         lines = (
             line("context", "CUDA context", Tier.VRAM, self._context),
             line("modules", "kernels", Tier.VRAM, Size(MODULES, "assumed")),
@@ -95,7 +109,6 @@ class CudaBackend:
             line("expert_tables", "which expert has which slot", Tier.VRAM, tables),
             line("graphs", "captured graphs, libraries", Tier.VRAM, Size(GRAPHS, "assumed")),
             line("process", "Python, libraries, tokenizer", Tier.PAGEABLE, process),
-            *self._lines.host_lines(m, host.embedding, host.staging, ring),
         )
         return tuple(line for line in lines if line.bytes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from strata.doctor.budgets import numpy_limits
 from strata.doctor.candidates import HostChoice
 from strata.doctor.experts import ExpertSizes
@@ -54,10 +56,24 @@ class NumpyBackend:
         self._model = model
         self._lines = Lines(device=CPU, step=PAGE, alignment=footprint.SLOT_ALIGNMENT)
         self._slot_bytes = footprint.expert_slot_size(model).bytes
-        self.speeds = _speeds(facts)
+        self._facts = facts
+        self._whatever_the_host: dict[tuple[Request, int], tuple[Reservation, ...]] = {}
+
+    @cached_property
+    def speeds(self) -> Speeds:
+        """See `candidates.Backend`. Nobody asks while only looking for what fits."""
+        return _speeds(self._facts)
 
     def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """See `candidates.Backend`."""
+        if (request, chunk) not in self._whatever_the_host:  # asked for once for every place of the host lines
+            self._whatever_the_host[request, chunk] = self._lines_of(request, chunk)
+        ring = footprint.Size(self.experts.largest_stored_bytes, "the largest expert as stored")
+        lines = self._lines.host_lines(self._model, host.embedding, host.staging, ring)
+        return (*self._whatever_the_host[request, chunk], *(line for line in lines if line.bytes))
+
+    def _lines_of(self, request: Request, chunk: int) -> tuple[Reservation, ...]:
+        """Make the lines that do not depend on where the host's lie."""
         m = self._model
         work = footprint.workspace(m, chunk, request.kv, request.threads)
         kv_arrays = 2 * sum(groups > 0 for groups in m.kv_heads)
@@ -66,7 +82,6 @@ class NumpyBackend:
             f"64 MiB + {request.threads} threads x 34 MiB + {m.vocab:,} tokens x 1 KiB",
         )
         logits = footprint.logits(m)
-        ring = footprint.Size(self.experts.largest_stored_bytes, "the largest expert as stored")
         line = self._lines.line
         lines = (
             line("context", "Python, libraries, tokenizer", Tier.VRAM, context),
@@ -89,7 +104,6 @@ class NumpyBackend:
             line("recurrent_state", "recurrent state, float32", Tier.VRAM, recurrent_state(m)),
             line("logits", "logits of one token", Tier.VRAM, footprint.Size(logits.nbytes, logits.formula)),
             line("temporaries", "NumPy's own temporaries", Tier.VRAM, footprint.temporaries_size(m, chunk)),
-            *self._lines.host_lines(m, host.embedding, host.staging, ring),
         )
         return tuple(line for line in lines if line.bytes)
 

@@ -35,7 +35,7 @@ def plan_table(plan: AllocationPlan, *, unicode: bool = True) -> RenderableType:
     parts: list[RenderableType] = [verdict(plan), Text(), _ledger(plan, unicode), Text()]
     parts += [_bar(*memory, unicode) for memory in _memories(plan)]
     parts += _speed(plan)
-    parts += _paragraph("Given up", plan.fallbacks) + _changes(plan) + _paragraph("Notes", plan.notes)
+    parts += paragraph("Given up", plan.fallbacks) + _changes(plan) + paragraph("Notes", plan.notes)
     return Group(*parts)
 
 
@@ -108,7 +108,7 @@ def _speed(plan: AllocationPlan) -> list[RenderableType]:
         f"Answers {_rate(slow)} to {_rate(fast)} tokens/s, prompts {_rate(slow_prompt)} to {_rate(fast_prompt)}.",
         f"A token of an answer reads {read}.",
     )
-    return _paragraph("Expected", sentences + e.basis)
+    return paragraph("Expected", sentences + e.basis)
 
 
 def _rate(tokens_per_s: float) -> str:
@@ -116,12 +116,12 @@ def _rate(tokens_per_s: float) -> str:
 
 
 def _changes(plan: AllocationPlan) -> list[RenderableType]:
-    return _paragraph(
+    return paragraph(
         "Any one of these makes it fit", tuple(f"{c.option:<24} {c.sentence}".strip() for c in plan.changes)
     )
 
 
-def _paragraph(title: str, sentences: tuple[str, ...]) -> list[RenderableType]:
+def paragraph(title: str, sentences: tuple[str, ...]) -> list[RenderableType]:
     """A title and its sentences, hanging under it; nothing when there are none."""
     if not sentences:
         return []

@@ -95,29 +95,39 @@ def hit_rate(share: float) -> float:
 
 def decode_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> float:
     """Return the time of one decoded token at the full bandwidths."""
+    return _decode_seconds(traffic, speeds, placement, _miss_seconds(traffic, speeds, placement))
+
+
+def _decode_seconds(traffic: Traffic, speeds: Speeds, placement: Placement, miss_s: float) -> float:
     seconds = _fixed_seconds(traffic, speeds, placement, tokens=1) + traffic.kv_bytes / speeds.vram
     if traffic.experts:
         requests = traffic.expert_layers * traffic.top_k
         misses = requests * (1.0 - hit_rate(placement.slots / traffic.experts))
-        seconds += requests * traffic.ready_bytes / speeds.vram + misses * _miss_seconds(traffic, speeds, placement)
+        seconds += requests * traffic.ready_bytes / speeds.vram + misses * miss_s
     return seconds
 
 
 def prefill_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> float:
     """Return the time to read the reference turn's prompt, every chunk asking for all its experts anew."""
+    return _prefill_seconds(traffic, speeds, placement, _miss_seconds(traffic, speeds, placement))
+
+
+def _prefill_seconds(traffic: Traffic, speeds: Speeds, placement: Placement, miss_s: float) -> float:
     tokens = traffic.prompt
     chunk = min(placement.chunk, tokens)
     per_chunk = _fixed_seconds(traffic, speeds, placement, tokens=chunk)
     if traffic.experts:
         distinct = traffic.experts * (1.0 - (1.0 - traffic.top_k / traffic.experts_per_layer) ** chunk)
         misses = distinct * (1.0 - placement.slots / traffic.experts)
-        per_chunk += distinct * traffic.ready_bytes / speeds.vram + misses * _miss_seconds(traffic, speeds, placement)
+        per_chunk += distinct * traffic.ready_bytes / speeds.vram + misses * miss_s
     return ceil(tokens / chunk) * per_chunk + tokens * traffic.weights_per_token / speeds.weights
 
 
 def turn_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> float:
     """Return the score: the time of the reference turn. Less is better."""
-    return prefill_seconds(traffic, speeds, placement) + ANSWER * decode_seconds(traffic, speeds, placement)
+    miss_s = _miss_seconds(traffic, speeds, placement)
+    prompt_s = _prefill_seconds(traffic, speeds, placement, miss_s)
+    return prompt_s + ANSWER * _decode_seconds(traffic, speeds, placement, miss_s)
 
 
 def expected_speed(traffic: Traffic, speeds: Speeds, placement: Placement) -> ExpectedSpeed:
@@ -166,5 +176,6 @@ def _miss_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> flo
     fetch = sum(
         share * traffic.stored_bytes / speeds.of(tier, placement.staging)
         for tier, share in _homes(traffic, placement).items()
+        if share
     )
     return fetch + traffic.ready_bytes / speeds.ready
