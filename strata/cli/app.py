@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.cli.options import Json, Model, flag, size_option, with_plan_options
+from strata.cli.options import Json, Model, Shrink, Simulate, flag, size_option, with_plan_options
 from strata.cli.output import boundary
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def run(
         int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer. [default: random, and said]")
     ] = None,
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Follow a saved plan.")] = None,
+    simulate: Simulate = None,
+    simulate_shrink: Shrink = None,
     json: Json = False,
     *,
     options: "PlanOptions",
@@ -81,6 +83,8 @@ def run(
         seed=seed,
         plan_file=plan,
         json=json,
+        simulate=simulate,
+        shrink=simulate_shrink,
     )
     run_model(request, options)
 
@@ -99,6 +103,8 @@ def plan(
     ] = None,
     wsl2: Annotated[bool, flag("--wsl2", help="... under WSL2.", panel="What if")] = False,
     windows: Annotated[bool, flag("--windows", help="... under Windows.", panel="What if")] = False,
+    simulate: Simulate = None,
+    simulate_shrink: Shrink = None,
     json: Json = False,
     *,
     options: "PlanOptions",
@@ -113,7 +119,16 @@ def plan(
     from strata.cli.plan import Imagined, show_plan
 
     imagined = None if ram is None else Imagined(ram, wsl2=wsl2, windows=windows)
-    show_plan(model, options, output=output, facts_file=facts, imagined=imagined, json=json)
+    show_plan(
+        model,
+        options,
+        output=output,
+        facts_file=facts,
+        imagined=imagined,
+        json=json,
+        simulate=simulate,
+        shrink=simulate_shrink,
+    )
 
 
 @app.command()

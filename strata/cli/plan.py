@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.cli.output import emit_json, out, say, stop, unicode_ok
-from strata.cli.preflight import make_or_load_plan, open_model, take_facts
+from strata.cli.preflight import make_or_load_plan, open_model, take_facts, with_notes
 from strata.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def show_plan(
     facts_file: Path | None,
     imagined: Imagined | None,
     json: bool,
+    simulate: Path | None = None,
+    shrink: float | None = None,
 ) -> None:
     """Plan MODEL and print the plan; exit code 1 when it does not fit."""
     import msgspec
@@ -41,13 +43,24 @@ def show_plan(
 
     opened = open_model(model, header_only=True)
     assumed: tuple[str, ...] = ()
-    if imagined is None:
+    if simulate is not None:
+        from strata.cli import simulation
+
+        if facts_file is not None or imagined is not None:
+            raise UsageError(
+                "plan for a simulated machine (--simulate)",
+                "--facts or --ram names another machine",
+                "Leave one of the two out",
+            )
+        machine = simulation.simulate(simulate, opened.facts, options, shrink=shrink)
+        facts, options, assumed = machine.facts, machine.options, machine.notes
+    elif imagined is None:
         facts = take_facts(opened.file.path, facts_file)
     else:
         facts, assumed = _imagine(imagined, options, facts_file)
         options = msgspec.structs.replace(options, gpu=None, device="cuda")
     plan, _ = make_or_load_plan(opened.facts, facts, options)
-    plan = msgspec.structs.replace(plan, notes=assumed + plan.notes)
+    plan = with_notes(plan, assumed)
     if output is not None:
         from strata.doctor.plan_io import save_plan
 
@@ -57,7 +70,8 @@ def show_plan(
     else:
         out().print(plan_table(plan, unicode=unicode_ok(sys.stdout)))
     if output is not None:
-        say(f"The plan is saved: strata run {model} --plan {output}")
+        on = f" --simulate {simulate}" if simulate else ""
+        say(f"The plan is saved: strata run {model} --plan {output}{on}")
     stop(ExitCode.OK if plan.feasible else ExitCode.FAILED)
 
 

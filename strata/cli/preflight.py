@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.cli.progress import spinner, steps
-from strata.errors import PlanInfeasible
+from strata.errors import PlanInfeasible, PlanMismatch
 
 if TYPE_CHECKING:
+    from strata.cli.simulation import Simulated
     from strata.doctor.facts import Facts
     from strata.doctor.plan import AllocationPlan, PlanOptions
     from strata.gguf.model_facts import ModelFacts
@@ -88,6 +89,37 @@ def make_or_load_plan(
 
     plan = load_plan(saved)
     return plan, tuple(check_saved(plan, facts, model))
+
+
+def with_notes(plan: AllocationPlan, notes: tuple[str, ...]) -> AllocationPlan:
+    """Put notes before a plan's own."""
+    import msgspec
+
+    return msgspec.structs.replace(plan, notes=notes + plan.notes)
+
+
+def require_simulated(plan: AllocationPlan, simulated: Simulated | None) -> None:
+    """Refuse a saved plan for a simulated machine without that machine, and one for a real machine with one.
+
+    Raises
+    ------
+    PlanMismatch
+        One of the two.
+    """
+    from strata.doctor.simulated_backend import SIMULATED
+
+    if plan.device.backend == SIMULATED and simulated is None:
+        raise PlanMismatch(
+            f"follow the saved plan for {plan.model.name}",
+            f"it is for {plan.device.name}",
+            "Give the recorded facts too: --simulate FACTS",
+        )
+    if plan.device.backend != SIMULATED and simulated is not None:
+        raise PlanMismatch(
+            f"follow the saved plan for {plan.model.name} on a simulated machine",
+            f"it is for {plan.device.name}, not simulated",
+            "Make one with strata plan MODEL --simulate FACTS -o FILE, or leave --simulate out",
+        )
 
 
 def require_feasible(plan: AllocationPlan) -> None:

@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from strata.cli.output import err, say, unicode_ok, warn
-from strata.cli.preflight import OpenModel, make_or_load_plan, open_model, require_feasible, take_facts
+from strata.cli.preflight import (
+    OpenModel,
+    make_or_load_plan,
+    open_model,
+    require_feasible,
+    require_simulated,
+    take_facts,
+    with_notes,
+)
 from strata.cli.progress import steps
 from strata.errors import AllocationFailed, UsageError
 
 if TYPE_CHECKING:
+    from strata.cli.simulation import Simulated
     from strata.doctor.facts import Facts
     from strata.doctor.plan import AllocationPlan, PlanOptions
     from strata.runtime.engine import Engine
@@ -38,6 +47,8 @@ class RunRequest:
     seed: int | None
     plan_file: Path | None
     json: bool
+    simulate: Path | None = None  # recorded facts
+    shrink: float | None = None
 
 
 def run_model(request: RunRequest, options: PlanOptions) -> None:
@@ -64,15 +75,22 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
     model = open_model(request.model)
     with model.file, RunLog(log_folder(), warn=warn) as log:
         load_config(model.file)  # refuses what cannot run before anything is planned or loaded
-        facts = take_facts(model.file.path)
+        simulated = _simulated(request, model, options)
+        if simulated:
+            facts, options = simulated.facts, simulated.options
+        else:
+            facts = take_facts(model.file.path)
         log.event("start", versions=_versions(), facts_sha256=fingerprint(facts))
         plan, notes = make_or_load_plan(model.facts, facts, options, request.plan_file)
+        require_simulated(plan, simulated)
+        if simulated:
+            plan = with_notes(plan, simulated.notes)
         if not request.json:
-            _show_preflight(facts, model, plan, options)
+            _show_preflight(facts, None if simulated else model, plan, options)
         _show_plan(plan, notes, quiet=request.json)
         require_feasible(plan)
         conversation = Conversation(model.file, chat=request.chat, system=request.system)
-        with _load(model, plan, options, log) as engine:
+        with _load_simulated(model, plan, simulated, log) if simulated else _load(model, plan, options, log) as engine:
             session = Session(engine, conversation, sampler, log, seed=seed, max_tokens=request.max_tokens)
             if prompt is None:
                 session.chat()
@@ -107,12 +125,32 @@ def _versions() -> dict[str, str]:
     return {"strata": __version__, "python": platform.python_version(), "numpy": numpy.__version__}
 
 
-def _show_preflight(facts: Facts, model: OpenModel, plan: AllocationPlan, options: PlanOptions) -> None:
-    """Say what the checks have against this run, if anything."""
+def _show_preflight(facts: Facts, model: OpenModel | None, plan: AllocationPlan, options: PlanOptions) -> None:
+    """Say what the checks have against this run, if anything; of a simulated machine, against the machine alone."""
     from strata.doctor.diagnose import diagnose
     from strata.doctor.report import TerminalReport
 
-    err().print(TerminalReport(diagnose(facts, model=model.facts, plan=plan, options=options), brief=True))
+    report = diagnose(facts, model=model.facts, plan=plan, options=options) if model else diagnose(facts)
+    err().print(TerminalReport(report, brief=True))
+
+
+def _simulated(request: RunRequest, model: OpenModel, options: PlanOptions) -> Simulated | None:
+    if request.simulate is None:
+        return None
+    from strata.cli.simulation import simulate
+
+    shrink = request.shrink
+    if shrink is None and request.plan_file is not None:
+        from strata.doctor.plan_io import load_plan
+
+        shrink = load_plan(request.plan_file).options.shrink
+    return simulate(request.simulate, model.facts, options, shrink=shrink)
+
+
+def _load_simulated(model: OpenModel, plan: AllocationPlan, simulated: Simulated, log: RunLog) -> Engine:
+    from strata.cli.loading import load_simulated
+
+    return load_simulated(model, plan, simulated, log)
 
 
 def _show_plan(plan: AllocationPlan, notes: tuple[str, ...], *, quiet: bool) -> None:

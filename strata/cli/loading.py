@@ -1,0 +1,210 @@
+"""Loading on a device that may refuse: one more plan that knows what was refused, said aloud, or a clear refusal."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from strata.cli.output import err, unicode_ok
+from strata.cli.progress import steps
+from strata.doctor.budgets import TIER_NAMES
+from strata.doctor.plan import AllocationPlan, PlanOptions, Tier
+from strata.doctor.plan_table import plan_table
+from strata.doctor.planner import make_plan
+from strata.doctor.units import size
+from strata.errors import AllocationFailed
+from strata.runtime.engine import Engine
+from strata.runtime.memory import MemoryRefused
+from strata.runtime.simulated import OUT_OF_MEMORY, SimulatedDevice
+
+if TYPE_CHECKING:
+    from strata.cli.preflight import OpenModel
+    from strata.cli.simulation import Simulated
+    from strata.doctor.facts import Facts
+    from strata.runtime.runlog import RunLog
+
+# Where a pin was refused the edge is not sharp, so the next one keeps a fifth away from it.
+_PART_AFTER_REFUSAL = 5, 4
+_MEMORY_IS_FULL = (OUT_OF_MEMORY, errno.ENOMEM)
+_THREADS = 2  # of a run on the CPU that stands in for a recorded GPU: the facts tell of another processor
+
+
+@dataclass(frozen=True)
+class Retry:
+    """What to plan once more with, and what to say first."""
+
+    options: PlanOptions
+    said: str
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the GPU is given up."""
+        return self.options.device == "cpu"
+
+
+def load_simulated(model: OpenModel, plan: AllocationPlan, simulated: Simulated, log: RunLog) -> Engine:
+    """Load by the plan; when a memory refuses a line, plan once more without what was refused.
+
+    Raises
+    ------
+    AllocationFailed
+        It was refused again, or nothing can be planned without it. Nothing stays allocated.
+    """
+    device = SimulatedDevice(simulated.machine)
+    wsl = bool(simulated.facts.host.value and simulated.facts.host.value.wsl == "wsl2")
+    try:
+        return _load(model, plan, log, device)
+    except AllocationFailed as error:
+        first = error
+    retry = another_way(plan, first, may_use_cpu=simulated.may_use_cpu)
+    if retry is None:
+        raise refusal(plan, first, wsl=wsl) from first
+    _say(f"{sentence(plan, first)} {retry.said}")
+    log.event("replan", refused=first.line, options=retry.options)
+    facts = _on_this_cpu(simulated.facts) if retry.on_cpu else simulated.facts
+    second = make_plan(facts, model.facts, retry.options)
+    if not second.feasible:
+        raise refusal(plan, first, wsl=wsl, no_plan=second) from first
+    err().print(plan_table(second, unicode=unicode_ok(err().file)))
+    err().print()
+    try:
+        return _load(model, second, log, None if retry.on_cpu else device)
+    except AllocationFailed as error:
+        raise refusal(second, error, wsl=wsl, again=True) from error
+
+
+def another_way(plan: AllocationPlan, failed: AllocationFailed, *, may_use_cpu: bool) -> Retry | None:
+    """Work out what to plan with after a refusal: less of that memory, or no GPU where none works.
+
+    Parameters
+    ----------
+    plan : AllocationPlan
+        Whose line was refused.
+    failed : AllocationFailed
+    may_use_cpu : bool
+        The person did not insist on the GPU.
+
+    Returns
+    -------
+    Retry or None
+        None where no other plan can help.
+    """
+    line, cause = plan.line(failed.line), failed.__cause__
+    if line is None or not isinstance(cause, MemoryRefused):
+        return None  # this machine's own RAM ran out, whatever it plays
+    if cause.broken:
+        return _without_gpu(plan.options) if may_use_cpu else None
+    before = _bytes_before(plan, failed.line)
+    if line.tier is Tier.PINNED:
+        granted, (over, under) = before + cause.granted_bytes, _PART_AFTER_REFUSAL
+        pinned = granted * under // over if cause.code == OUT_OF_MEMORY else 0
+        options = msgspec.structs.replace(plan.options, pinned_budget_bytes=pinned)
+        most = f"at most {size(pinned)} page-locked" if pinned else "nothing page-locked"
+        return Retry(options, f"Planning once more: {most}, the rest in pageable RAM.")
+    if cause.code not in _MEMORY_IS_FULL:
+        return Retry(plan.options, "A little is granted, so this was not for want of memory: trying once more.")
+    # The driver's own figure is the best there is, unless the refusal belies it.
+    free = cause.free_bytes
+    budget = before + (failed.nbytes // 2 if free is None or free >= failed.nbytes else free)
+    field, memory = ("vram_budget_bytes", "VRAM") if line.tier is Tier.VRAM else ("ram_budget_bytes", "RAM")
+    options = msgspec.structs.replace(plan.options, **{field: budget})
+    return Retry(options, f"Planning once more: at most {size(budget)} of {memory}.")
+
+
+def _without_gpu(options: PlanOptions) -> Retry:
+    """Plan for the CPU: what was asked of the device's memories goes, what was asked of the model stays."""
+    leaner = PlanOptions(device="cpu", max_context=options.max_context, kv=options.kv, prefill=options.prefill)
+    return Retry(leaner, "Planning once more: on the CPU.")
+
+
+def _bytes_before(plan: AllocationPlan, refused: str) -> int:
+    """Return the bytes of the refused line's memory that the plan has in front of it: all of them were granted."""
+    lines = plan.reservations
+    place = next(place for place, line in enumerate(lines) if line.id == refused)
+    tiers: tuple[Tier, ...] = (lines[place].tier,)
+    if tiers == (Tier.PAGEABLE,):  # RAM is one memory for whatever lies in it
+        tiers = next((shared.tiers for shared in plan.shared if shared.name == "RAM"), tiers)
+    return sum(line.bytes for line in lines[:place] if line.tier in tiers)
+
+
+def sentence(plan: AllocationPlan, failed: AllocationFailed) -> str:
+    """Say what was refused, and what that means."""
+    line, cause = plan.line(failed.line), failed.__cause__
+    what = f'"{failed.line}" ({line.what})' if line else f'"{failed.line}"'
+    where = TIER_NAMES[line.tier] if line else "memory"
+    if not isinstance(cause, MemoryRefused):
+        return f"{size(failed.nbytes)} of {where} for {what} were refused by this machine itself: {failed.found}."
+    text = f"{size(failed.nbytes)} of {where} for {what} were refused: {cause}"
+    if cause.granted_bytes:
+        text += f" after {size(cause.granted_bytes)} of it"
+    if cause.free_bytes is not None:
+        text += f", {size(cause.free_bytes)} free by the driver's count"
+    text += "."
+    if cause.broken:
+        return f"{text} So is every other call, even for a little: no memory is full, the GPU cannot be used at all."
+    if line and line.tier is Tier.PINNED:
+        text += " The GPU itself works: this is the system's budget for page-locked memory."
+    return text
+
+
+def refusal(
+    plan: AllocationPlan,
+    failed: AllocationFailed,
+    *,
+    wsl: bool,
+    again: bool = False,
+    no_plan: AllocationPlan | None = None,
+) -> AllocationFailed:
+    """Make the last word: which line, which call, its code and name, what is free, under WSL2 or not, what to do."""
+    found = sentence(plan, failed).removesuffix(".")
+    found += ". This was the second plan" if again else ""
+    if no_plan is not None and no_plan.shortfall is not None:
+        found += f". Without it no plan fits: {no_plan.shortfall.sentence.removesuffix('.')}"
+    found += f". {'WSL2' if wsl else 'Not WSL2'}; nothing stays allocated"
+    return AllocationFailed(
+        f"load {plan.model.name} on {plan.device.name}",
+        found,
+        _remedy(failed, no_plan),
+        line=failed.line,
+        nbytes=failed.nbytes,
+    )
+
+
+def _remedy(failed: AllocationFailed, no_plan: AllocationPlan | None) -> str:
+    cause = failed.__cause__
+    if isinstance(cause, MemoryRefused) and cause.broken:
+        return f"strata doctor says what is wrong with the GPU; --device auto goes on without it ({cause.name})"
+    # A budget that was lowered for what was refused is not the person's to raise again.
+    ours = ("--vram-budget", "--ram-budget", "--pinned-budget")
+    changes = [c for c in (no_plan.changes if no_plan else ()) if c.option and not c.option.startswith(ours)]
+    close = "Close other programs that use this memory and start again"
+    return f"{close}, or use {changes[0].option}" if changes else close
+
+
+def _on_this_cpu(facts: Facts) -> Facts:
+    """Return the facts with the processors that really compute."""
+    host = facts.host
+    if host.value is None:
+        return facts
+    value = msgspec.structs.replace(host.value, cpu_physical=_THREADS)
+    return msgspec.structs.replace(facts, host=msgspec.structs.replace(host, value=value))
+
+
+def _load(model: OpenModel, plan: AllocationPlan, log: RunLog, device: SimulatedDevice | None) -> Engine:
+    """Load on the device, or on the CPU without one."""
+    with steps() as progress:
+
+        def tell(done: int, total: int) -> None:
+            progress("loading", done, total)
+
+        if device is None:
+            return Engine.load(model.file, plan, progress=tell, log=log.event)
+        return Engine.load(model.file, plan, progress=tell, log=log.event, take=device.take, held=device.held_bytes)
+
+
+def _say(text: str) -> None:
+    """Print a paragraph to stderr, broken at the terminal's width."""
+    err().print(text, markup=False)
