@@ -176,7 +176,7 @@ def refusal(
 def _remedy(failed: AllocationFailed, no_plan: AllocationPlan | None) -> str:
     cause = failed.__cause__
     if isinstance(cause, MemoryRefused) and cause.broken:
-        return f"strata doctor says what is wrong with the GPU; --device auto goes on without it ({cause.name})"
+        return "Run strata doctor, which says why the GPU cannot be used; without --device cuda the CPU stands in"
     # A budget that was lowered for what was refused is not the person's to raise again.
     ours = ("--vram-budget", "--ram-budget", "--pinned-budget")
     changes = [c for c in (no_plan.changes if no_plan else ()) if c.option and not c.option.startswith(ours)]

@@ -130,6 +130,8 @@ def _show_preflight(facts: Facts, model: OpenModel | None, plan: AllocationPlan,
     from strata.doctor.diagnose import diagnose
     from strata.doctor.report import TerminalReport
 
+    if model is None:
+        say("The machine as it was recorded:")
     report = diagnose(facts, model=model.facts, plan=plan, options=options) if model else diagnose(facts)
     err().print(TerminalReport(report, brief=True))
 

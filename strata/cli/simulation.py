@@ -1,4 +1,4 @@
-"""`--simulate FACTS`: a recorded machine, made small enough for the model, as facts, options and a driver to load by."""
+"""`--simulate FACTS`: a recorded machine, made small enough for the model, as facts, options and memories."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ class SimulatedBackend(NumpyBackend):
         self.speeds = cuda.speeds
         self.threads = _THREADS
         self.notes = (
-            f"The machine is simulated: every memory that was recorded is divided by {self._shrink}. Lines hold what "
-            "is really allocated here (on the CPU, weights as float32), and memory options speak of the small machine.",
+            f"The machine is simulated, every recorded memory divided by {self._shrink}. Lines hold what is really "
+            "allocated here (on the CPU, weights as float32), and memory options speak of the small machine.",
         )
 
     def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
@@ -184,12 +184,10 @@ def proportionate_shrink(
     experts = ExpertSizes.of(model).total * footprint.expert_slot_size(model).bytes if model.experts else 0
     ours = _needed_here(model) + int(share * experts)
     shrink = float(f"{free / ours:.4g}")
-    whose = (
-        f"the report's model of {size(known)}" if known else f"a model of {size(theirs)}, twice the card's free VRAM"
-    )
+    whose = f"the report's model of {size(known)}" if known else f"a model of {size(theirs)}, twice its free VRAM"
     return shrink, (
-        f"Divided by {Shrink(Fraction(str(shrink)))}, the card has room for {float(share):.0%} of this model's experts, as it "
-        f"had for {whose}."
+        f"The recorded memories are divided by {shrink:,.4g}, so that the card has room for {float(share):.0%} of this "
+        f"model's experts, as it had for {whose}."
     )
 
 
