@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from strata.doctor.units import size
 from strata.errors import AllocationFailed
 from strata.runtime.engine import Engine
 from strata.runtime.memory import MemoryRefused
-from strata.runtime.simulated import OUT_OF_MEMORY, SimulatedDevice
+from strata.runtime.simulated import OUT_OF_MEMORY, PIN, SimulatedDevice
 
 if TYPE_CHECKING:
     from strata.cli.preflight import OpenModel
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 # Where a pin was refused the edge is not sharp, so the next one keeps a fifth away from it.
 _PART_AFTER_REFUSAL = 5, 4
+# Of a line that was refused although the driver says that it is free: how much of it to hope for.
+_PARTS_OF_IT = (1, 2), (3, 4), (7, 8)
 _MEMORY_IS_FULL = (OUT_OF_MEMORY, errno.ENOMEM)
 _THREADS = 2  # of a run on the CPU that stands in for a recorded GPU: the facts tell of another processor
 
@@ -59,15 +62,16 @@ def load_simulated(model: OpenModel, plan: AllocationPlan, simulated: Simulated,
         return _load(model, plan, log, device)
     except AllocationFailed as error:
         first = error
-    retry = another_way(plan, first, may_use_cpu=simulated.may_use_cpu)
-    if retry is None:
-        raise refusal(plan, first, wsl=wsl) from first
+    retry = second = None
+    for retry in other_ways(plan, first, may_use_cpu=simulated.may_use_cpu):
+        facts = _on_this_cpu(simulated.facts) if retry.on_cpu else simulated.facts
+        second = make_plan(facts, model.facts, retry.options)
+        if second.feasible:
+            break
+    if retry is None or second is None or not second.feasible:
+        raise refusal(plan, first, wsl=wsl, no_plan=second) from first
     _say(f"{sentence(plan, first)} {retry.said}")
     log.event("replan", refused=first.line, options=retry.options)
-    facts = _on_this_cpu(simulated.facts) if retry.on_cpu else simulated.facts
-    second = make_plan(facts, model.facts, retry.options)
-    if not second.feasible:
-        raise refusal(plan, first, wsl=wsl, no_plan=second) from first
     err().print(plan_table(second, unicode=unicode_ok(err().file)))
     err().print()
     try:
@@ -76,7 +80,7 @@ def load_simulated(model: OpenModel, plan: AllocationPlan, simulated: Simulated,
         raise refusal(second, error, wsl=wsl, again=True) from error
 
 
-def another_way(plan: AllocationPlan, failed: AllocationFailed, *, may_use_cpu: bool) -> Retry | None:
+def other_ways(plan: AllocationPlan, failed: AllocationFailed, *, may_use_cpu: bool) -> Iterator[Retry]:
     """Work out what to plan with after a refusal: less of that memory, or no GPU where none works.
 
     Parameters
@@ -87,31 +91,36 @@ def another_way(plan: AllocationPlan, failed: AllocationFailed, *, may_use_cpu: 
     may_use_cpu : bool
         The person did not insist on the GPU.
 
-    Returns
-    -------
-    Retry or None
-        None where no other plan can help.
+    Yields
+    ------
+    Retry
+        The surest first; the first that a plan fits under is the one to take. None where no other plan can help.
     """
     line, cause = plan.line(failed.line), failed.__cause__
     if line is None or not isinstance(cause, MemoryRefused):
-        return None  # this machine's own RAM ran out, whatever it plays
+        return  # this machine's own RAM ran out, whatever it plays
     if cause.broken:
-        return _without_gpu(plan.options) if may_use_cpu else None
+        if may_use_cpu:
+            yield _without_gpu(plan.options)
+        return
     before = _bytes_before(plan, failed.line)
     if line.tier is Tier.PINNED:
         granted, (over, under) = before + cause.granted_bytes, _PART_AFTER_REFUSAL
         pinned = granted * under // over if cause.code == OUT_OF_MEMORY else 0
         options = msgspec.structs.replace(plan.options, pinned_budget_bytes=pinned)
         most = f"at most {size(pinned)} page-locked" if pinned else "nothing page-locked"
-        return Retry(options, f"Planning once more: {most}, the rest in pageable RAM.")
+        yield Retry(options, f"Planning once more: {most}, the rest in pageable RAM.")
+        return
     if cause.code not in _MEMORY_IS_FULL:
-        return Retry(plan.options, "A little is granted, so this was not for want of memory: trying once more.")
+        yield Retry(plan.options, "A little is granted, so this was not for want of memory: trying once more.")
+        return
     # The driver's own figure is the best there is, unless the refusal belies it.
     free = cause.free_bytes
-    budget = before + (failed.nbytes // 2 if free is None or free >= failed.nbytes else free)
+    believed = free is not None and free < failed.nbytes
     field, memory = ("vram_budget_bytes", "VRAM") if line.tier is Tier.VRAM else ("ram_budget_bytes", "RAM")
-    options = msgspec.structs.replace(plan.options, **{field: budget})
-    return Retry(options, f"Planning once more: at most {size(budget)} of {memory}.")
+    for more in (free,) if believed and free is not None else [failed.nbytes * n // d for n, d in _PARTS_OF_IT]:
+        options = msgspec.structs.replace(plan.options, **{field: before + more})
+        yield Retry(options, f"Planning once more: at most {size(before + more)} of {memory}.")
 
 
 def _without_gpu(options: PlanOptions) -> Retry:
@@ -177,6 +186,8 @@ def _remedy(failed: AllocationFailed, no_plan: AllocationPlan | None) -> str:
     cause = failed.__cause__
     if isinstance(cause, MemoryRefused) and cause.broken:
         return "Run strata doctor, which says why the GPU cannot be used; without --device cuda the CPU stands in"
+    if no_plan is None and isinstance(cause, MemoryRefused) and cause.call == PIN:
+        return "Use --pinned-budget 0MiB: nothing is page-locked then, which is slower"
     # A budget that was lowered for what was refused is not the person's to raise again.
     ours = ("--vram-budget", "--ram-budget", "--pinned-budget")
     changes = [c for c in (no_plan.changes if no_plan else ()) if c.option and not c.option.startswith(ours)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +13,7 @@ import msgspec
 
 from strata.doctor.budgets import usable_ram
 from strata.doctor.cuda_budgets import cuda_limits, usable_vram
+from strata.doctor.cuda_codes import NAMES, TEXTS
 from strata.doctor.facts_io import read_facts
 from strata.doctor.gpus import choose_gpu
 from strata.doctor.plan import PlanOptions, Tier
@@ -131,7 +134,7 @@ def _machine(facts: Facts, asked: Simulation, options: PlanOptions, small: Shrin
         shared_bytes=small.down(shared) if Coupling.SHARED in couplings else None,
         registered_bytes=small.down(asked.registered_bytes) if Coupling.REGISTERED in couplings else None,
         commit_bytes=small.down(commit) if Coupling.COMMIT in couplings else None,
-        faults=tuple(msgspec.structs.replace(f, from_bytes=small.down(f.from_bytes)) for f in faults),
+        faults=tuple(_named(msgspec.structs.replace(f, from_bytes=small.down(f.from_bytes))) for f in faults),
     )
 
 
@@ -154,9 +157,18 @@ def _coupled(facts: Facts, options: PlanOptions) -> tuple[int, int]:
     return usable.get("VRAM + locked", vram), usable.get("commit limit", _NO_LIMIT * GIB)
 
 
+def _named(fault: Fault) -> Fault:
+    """Give a code its name and text where the file leaves them out."""
+    if "cuda".startswith(fault.call[:4]):
+        name, text = NAMES.get(fault.code, "unknown"), TEXTS.get(fault.code, "unknown error")
+    else:
+        name, text = errno.errorcode.get(fault.code, "unknown"), os.strerror(fault.code)
+    return msgspec.structs.replace(fault, name=fault.name or name, string=fault.string or text)
+
+
 def _recorded_faults(cuda: Probe[CudaFacts]) -> tuple[Fault, ...]:
     """Every call of CUDA ends as the first one did when the facts were taken, if that had a code."""
     error = cuda.error
     if error is None or error.code is None:
         return ()
-    return (Fault(code=error.code, name=error.name or "unknown", string=error.message),)
+    return (Fault(code=error.code, name=error.name or "", string=error.message),)

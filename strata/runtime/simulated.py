@@ -35,8 +35,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     times: int | None = None
     from_bytes: int = 0
     code: int = OUT_OF_MEMORY
-    name: str = "cudaErrorMemoryAllocation"
-    string: str = "out of memory"
+    name: str = ""
+    string: str = ""
     sticky: bool = False  # once met, every later call of the driver is refused with the same code
 
 
@@ -126,7 +126,7 @@ class SimulatedDevice:
                 self._stuck = fault if fault.sticky else self._stuck
                 return fault
         if nbytes > min(self._room(tier)):
-            return _FULL_RAM if tier is Tier.PAGEABLE else Fault()
+            return _FULL_RAM if tier is Tier.PAGEABLE else _FULL
         return None
 
     def _room(self, tier: Tier) -> Iterator[int]:
@@ -151,7 +151,9 @@ class SimulatedDevice:
         free = {Tier.VRAM: self.vram_free_bytes(), Tier.PAGEABLE: max(min(self._room(Tier.PAGEABLE)), 0)}.get(tier)
         # Out of memory is a budget. Any other code may mean that nothing works any more, which trying tells.
         broken = fault.code != OUT_OF_MEMORY and tier is not Tier.PAGEABLE
-        broken = broken and self._refusal(MALLOC, _A_LITTLE, Tier.VRAM) is not None
+        if broken:
+            little = self._refusal(MALLOC, _A_LITTLE, Tier.VRAM)
+            broken = little is not None and little.code != OUT_OF_MEMORY
         return MemoryRefused(
             _CALLS[tier],
             fault.code,
@@ -163,6 +165,7 @@ class SimulatedDevice:
         )
 
 
+_FULL = Fault(name="cudaErrorMemoryAllocation", string="out of memory")
 _FULL_RAM = Fault(call=HOST_MALLOC, code=12, name="ENOMEM", string="Cannot allocate memory")
 
 
