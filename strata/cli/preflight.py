@@ -10,7 +10,6 @@ from strata.cli.progress import spinner, steps
 from strata.errors import PlanInfeasible, PlanMismatch
 
 if TYPE_CHECKING:
-    from strata.cli.simulation import Simulated
     from strata.doctor.facts import Facts
     from strata.doctor.plan import AllocationPlan, PlanOptions
     from strata.gguf.model_facts import ModelFacts
@@ -98,7 +97,7 @@ def with_notes(plan: AllocationPlan, notes: tuple[str, ...]) -> AllocationPlan:
     return msgspec.structs.replace(plan, notes=notes + plan.notes)
 
 
-def require_simulated(plan: AllocationPlan, simulated: Simulated | None) -> None:
+def require_where(plan: AllocationPlan, *, simulated: bool) -> None:
     """Refuse a saved plan for a simulated machine without that machine, and one for a real machine with one.
 
     Raises
@@ -108,13 +107,13 @@ def require_simulated(plan: AllocationPlan, simulated: Simulated | None) -> None
     """
     from strata.doctor.simulated_backend import SIMULATED
 
-    if plan.device.backend == SIMULATED and simulated is None:
+    if plan.device.backend == SIMULATED and not simulated:
         raise PlanMismatch(
             f"follow the saved plan for {plan.model.name}",
             f"it is for {plan.device.name}",
             "Give the recorded facts too: --simulate FACTS",
         )
-    if plan.device.backend != SIMULATED and simulated is not None:
+    if plan.device.backend != SIMULATED and simulated:
         raise PlanMismatch(
             f"follow the saved plan for {plan.model.name} on a simulated machine",
             f"it is for {plan.device.name}, not simulated",

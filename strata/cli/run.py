@@ -16,7 +16,7 @@ from strata.cli.preflight import (
     make_or_load_plan,
     open_model,
     require_feasible,
-    require_simulated,
+    require_where,
     take_facts,
     with_notes,
 )
@@ -82,7 +82,6 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
             facts = take_facts(model.file.path)
         log.event("start", versions=_versions(), facts_sha256=fingerprint(facts))
         plan, notes = make_or_load_plan(model.facts, facts, options, request.plan_file)
-        require_simulated(plan, simulated)
         if simulated:
             plan = with_notes(plan, simulated.notes)
         if not request.json:
@@ -137,15 +136,18 @@ def _show_preflight(facts: Facts, model: OpenModel | None, plan: AllocationPlan,
 
 
 def _simulated(request: RunRequest, model: OpenModel, options: PlanOptions) -> Simulated | None:
+    """Return the machine of --simulate, of the size that a saved plan has it."""
+    shrink = request.shrink
+    if request.plan_file is not None:
+        from strata.doctor.plan_io import load_plan
+
+        saved = load_plan(request.plan_file)
+        require_where(saved, simulated=request.simulate is not None)
+        shrink = saved.options.shrink
     if request.simulate is None:
         return None
     from strata.cli.simulation import simulate
 
-    shrink = request.shrink
-    if shrink is None and request.plan_file is not None:
-        from strata.doctor.plan_io import load_plan
-
-        shrink = load_plan(request.plan_file).options.shrink
     return simulate(request.simulate, model.facts, options, shrink=shrink)
 
 

@@ -81,7 +81,7 @@ def loaded(model: OpenModel, plan: AllocationPlan, it: Simulated, log: Events | 
     return load_simulated(model, plan, it, log or Events())  # type: ignore[arg-type]
 
 
-def generated(engine: Engine, prompt: list[int], steps: int = 3) -> list[bytes]:
+def generated(engine: Engine, prompt: list[int], steps: int = 1) -> list[bytes]:
     """Greedy decoding: the logits, bit for bit, after the prompt and after each step."""
     logits = engine.prefill(prompt)
     seen = [logits.tobytes()]

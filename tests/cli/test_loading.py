@@ -22,7 +22,7 @@ from tests.runtime.counted import CountedBlock
 
 from .simulated import GOLDEN, SEEDS, Events, generated, loaded, machine_file, opened, reference, simulated_plan
 
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+PROMPT = [3, 14, 15]
 CHUNK = 8
 OPTIONS = PlanOptions(prefill=CHUNK)  # at the context that the machine's size goes by, few experts have a slot
 NO_DEVICE = {"code": 100, "name": "cudaErrorNoDevice", "string": "no CUDA-capable device is detected"}
