@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.cli.progress import spinner, steps
-from strata.errors import PlanInfeasible, PlanMismatch
+from strata.errors import PlanInfeasible
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
@@ -95,30 +95,6 @@ def with_notes(plan: AllocationPlan, notes: tuple[str, ...]) -> AllocationPlan:
     import msgspec
 
     return msgspec.structs.replace(plan, notes=notes + plan.notes)
-
-
-def require_where(plan: AllocationPlan, *, simulated: bool) -> None:
-    """Refuse a saved plan for a simulated machine without that machine, and one for a real machine with one.
-
-    Raises
-    ------
-    PlanMismatch
-        One of the two.
-    """
-    from strata.doctor.simulated_backend import SIMULATED
-
-    if plan.device.backend == SIMULATED and not simulated:
-        raise PlanMismatch(
-            f"follow the saved plan for {plan.model.name}",
-            f"it is for {plan.device.name}",
-            "Give the recorded facts too: --simulate FACTS",
-        )
-    if plan.device.backend != SIMULATED and simulated:
-        raise PlanMismatch(
-            f"follow the saved plan for {plan.model.name} on a simulated machine",
-            f"it is for {plan.device.name}, not simulated",
-            "Make one with strata plan MODEL --simulate FACTS -o FILE, or leave --simulate out",
-        )
 
 
 def require_feasible(plan: AllocationPlan) -> None:

@@ -16,7 +16,6 @@ from strata.cli.preflight import (
     make_or_load_plan,
     open_model,
     require_feasible,
-    require_where,
     take_facts,
     with_notes,
 )
@@ -24,7 +23,6 @@ from strata.cli.progress import steps
 from strata.errors import AllocationFailed, UsageError
 
 if TYPE_CHECKING:
-    from strata.cli.simulation import Simulated
     from strata.doctor.facts import Facts
     from strata.doctor.plan import AllocationPlan, PlanOptions
     from strata.runtime.engine import Engine
@@ -61,6 +59,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
     """
     from strata.cli.conversation import Conversation
     from strata.cli.session import Session
+    from strata.cli.simulated_run import load_simulated, simulated_log_folder, simulated_machine
     from strata.runtime.models import load_config
     from strata.runtime.runlog import RunLog, fingerprint, log_folder
     from strata.runtime.sampler import Sampler, SamplerOptions
@@ -73,9 +72,10 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
     )
     prompt = _prompt(request)
     model = open_model(request.model)
-    with model.file, RunLog(log_folder(), warn=warn) as log:
+    logs = log_folder() if request.simulate is None else simulated_log_folder()
+    with model.file, RunLog(logs, warn=warn) as log:
         load_config(model.file)  # refuses what cannot run before anything is planned or loaded
-        simulated = _simulated(request, model, options)
+        simulated = simulated_machine(request.simulate, model, options, saved=request.plan_file, shrink=request.shrink)
         if simulated:
             facts, options = simulated.facts, simulated.options
         else:
@@ -89,7 +89,11 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         _show_plan(plan, notes, quiet=request.json)
         require_feasible(plan)
         conversation = Conversation(model.file, chat=request.chat, system=request.system)
-        with _load_simulated(model, plan, simulated, log) if simulated else _load(model, plan, options, log) as engine:
+        if simulated:
+            loaded = load_simulated(model, plan, simulated, log, quiet=request.json)
+        else:
+            loaded = _load(model, plan, options, log)
+        with loaded as engine:
             session = Session(engine, conversation, sampler, log, seed=seed, max_tokens=request.max_tokens)
             if prompt is None:
                 session.chat()
@@ -133,28 +137,6 @@ def _show_preflight(facts: Facts, model: OpenModel | None, plan: AllocationPlan,
         say("The machine as it was recorded:")
     report = diagnose(facts, model=model.facts, plan=plan, options=options) if model else diagnose(facts)
     err().print(TerminalReport(report, brief=True))
-
-
-def _simulated(request: RunRequest, model: OpenModel, options: PlanOptions) -> Simulated | None:
-    """Return the machine of --simulate, of the size that a saved plan has it."""
-    shrink = request.shrink
-    if request.plan_file is not None:
-        from strata.doctor.plan_io import load_plan
-
-        saved = load_plan(request.plan_file)
-        require_where(saved, simulated=request.simulate is not None)
-        shrink = saved.options.shrink
-    if request.simulate is None:
-        return None
-    from strata.cli.simulation import simulate
-
-    return simulate(request.simulate, model.facts, options, shrink=shrink)
-
-
-def _load_simulated(model: OpenModel, plan: AllocationPlan, simulated: Simulated, log: RunLog) -> Engine:
-    from strata.cli.loading import load_simulated
-
-    return load_simulated(model, plan, simulated, log)
 
 
 def _show_plan(plan: AllocationPlan, notes: tuple[str, ...], *, quiet: bool) -> None:

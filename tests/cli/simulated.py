@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from strata.cli.loading import load_simulated
 from strata.cli.preflight import OpenModel
+from strata.cli.simulated_run import load_simulated
 from strata.cli.simulation import Simulated, simulate
 from strata.doctor.plan import AllocationPlan, PlanOptions
 from strata.doctor.planner import make_plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,16 +12,33 @@ import pytest
 
 from strata.cli.preflight import OpenModel
 from strata.cli.simulation import Simulated
+from strata.doctor.facts_io import read_facts
 from strata.doctor.plan import PlanOptions, Tier
 from strata.doctor.planner import make_plan
 from strata.doctor.units import PAGE
 from strata.errors import AllocationFailed
 from strata.runtime.engine import Engine
 from strata.runtime.memory import HostBlock, MemoryRefused
+from strata.runtime.runlog import log_folder, run_logs
 from strata.runtime.simulated import HOST_MALLOC, MALLOC, PIN, Fault, SimulatedDevice
+from tests.demo import open_demo
 from tests.runtime.counted import CountedBlock
+from tests.runtime.plans import planned
 
-from .simulated import GOLDEN, SEEDS, Events, generated, loaded, machine_file, opened, reference, simulated_plan
+from .runner import MODEL, strata
+from .simulated import (
+    FIXTURES,
+    GOLDEN,
+    SEEDS,
+    Events,
+    generated,
+    loaded,
+    machine_file,
+    opened,
+    reference,
+    simulated_plan,
+    written,
+)
 
 PROMPT = [3, 14, 15]
 CHUNK = 8
@@ -223,6 +241,76 @@ def test_both_reports_run_to_an_answer_in_all_their_states(
     found = outcome(model, it, answer, capsys)
     assert found == ("re-planned" if machine == "seed-000-broken-context" else "runs")
     assert (it.machine.shared_bytes is None) or machine.startswith("seed-002"), "only Windows has couplings"
+
+
+def windows_machines() -> list[str]:
+    """Every recorded Windows machine whose GPU this model fits on."""
+    fit = []
+    for path in sorted((FIXTURES / "machines").glob("*.json")):
+        facts = read_facts(path)
+        if facts.host.value and facts.host.value.os == "windows":
+            fit.append(path.stem)
+    return fit
+
+
+@pytest.mark.parametrize("coupling", list(COUPLINGS))
+@pytest.mark.parametrize("machine", windows_machines())
+def test_plans_for_windows_start_under_each_coupling(
+    model: OpenModel, answer: list[bytes], machine: str, coupling: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    it, plan = simulated_plan(model, machine_file(machine), OPTIONS, faults=(), **COUPLINGS[coupling])
+    if plan.feasible:
+        assert outcome(model, it, answer, capsys) == "runs"
+    else:
+        assert plan.changes
+
+
+@pytest.mark.parametrize("machine", ["seed-000-budget-exhausted", "seed-002-no-desktop"])
+@pytest.mark.parametrize("slots", [2, 3])
+def test_logits_are_the_plain_backend_s_to_the_bit(model: OpenModel, machine: str, slots: int) -> None:
+    """At the same chunk size, over several chunks and steps, with experts in every memory."""
+    prompt = [(7 * i + 1) % 200 for i in range(3 * CHUNK + 1)]
+    options = PlanOptions(prefill=CHUNK, expert_cache=slots, pinned_budget_bytes=300 << 10, ram_budget_bytes=4 << 20)
+    it, plan = simulated_plan(model, machine_file(machine), options)
+    with loaded(model, plan, it) as engine:
+        logits = generated(engine, prompt, steps=4)
+    with Engine.load(model.file, planned(model.file, prefill=CHUNK)) as engine:
+        assert logits == generated(engine, prompt, steps=4)
+
+
+def test_logs_of_simulated_runs_are_not_taken_for_this_machine_s() -> None:
+    assert run_logs(log_folder()) == []
+    result = strata(
+        "run", MODEL, "--simulate", str(machine_file(SEEDS[0])), "-p", "Hi", "--no-chat", "--max-tokens", "1"
+    )
+    assert result.returncode == 0, result.stderr
+    assert run_logs(log_folder()) == []
+    assert len(run_logs(log_folder() / "simulated")) == 1
+
+
+@pytest.fixture(scope="module")
+def demo() -> str:
+    """Path of the demo model, found before the tests' own cache folder hides a person's."""
+    with open_demo() as file:
+        return str(file.path)
+
+
+@pytest.mark.demo
+@pytest.mark.parametrize(
+    ("machine", "couplings"),
+    [
+        *((machine, None) for machine in SEEDS),
+        *(("seed-002-no-desktop", [kind]) for kind in ("shared", "registered", "commit")),
+    ],
+)
+def test_the_demo_answers_on_both_reports_machines(
+    demo: str, machine: str, couplings: list[str] | None, tmp_path: Path
+) -> None:
+    facts = written(machine, tmp_path, **({} if couplings is None else {"couplings": couplings}))
+    question = ("-p", "What is the capital of France?", "--temp", "0", "--max-tokens", "12")
+    result = strata("run", demo, "--simulate", str(facts), *question)
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout
 
 
 @pytest.mark.parametrize("coupling", ["shared_bytes", "registered_bytes", "commit_bytes"])

@@ -1,38 +1,25 @@
-"""Loading on a device that may refuse: one more plan that knows what was refused, said aloud, or a clear refusal."""
+"""After a refusal: what to plan once more with, knowing what was refused, and how to say it."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from strata.cli.output import err, unicode_ok
-from strata.cli.progress import steps
 from strata.doctor.budgets import TIER_NAMES
 from strata.doctor.plan import AllocationPlan, PlanOptions, Tier
-from strata.doctor.plan_table import plan_table
-from strata.doctor.planner import make_plan
 from strata.doctor.units import size
 from strata.errors import AllocationFailed
-from strata.runtime.engine import Engine
 from strata.runtime.memory import MemoryRefused
-from strata.runtime.simulated import OUT_OF_MEMORY, PIN, SimulatedDevice
-
-if TYPE_CHECKING:
-    from strata.cli.preflight import OpenModel
-    from strata.cli.simulation import Simulated
-    from strata.doctor.facts import Facts
-    from strata.runtime.runlog import RunLog
+from strata.runtime.simulated import OUT_OF_MEMORY, PIN
 
 # Where a pin was refused the edge is not sharp, so the next one keeps a fifth away from it.
 _PART_AFTER_REFUSAL = 5, 4
 # Of a line that was refused although the driver says that it is free: how much of it to hope for.
 _PARTS_OF_IT = (1, 2), (3, 4), (7, 8)
 _MEMORY_IS_FULL = (OUT_OF_MEMORY, errno.ENOMEM)
-_THREADS = 2  # of a run on the CPU that stands in for a recorded GPU: the facts tell of another processor
 
 
 @dataclass(frozen=True)
@@ -46,38 +33,6 @@ class Retry:
     def on_cpu(self) -> bool:
         """Whether the GPU is given up."""
         return self.options.device == "cpu"
-
-
-def load_simulated(model: OpenModel, plan: AllocationPlan, simulated: Simulated, log: RunLog) -> Engine:
-    """Load by the plan; when a memory refuses a line, plan once more without what was refused.
-
-    Raises
-    ------
-    AllocationFailed
-        It was refused again, or nothing can be planned without it. Nothing stays allocated.
-    """
-    device = SimulatedDevice(simulated.machine)
-    wsl = bool(simulated.facts.host.value and simulated.facts.host.value.wsl == "wsl2")
-    try:
-        return _load(model, plan, log, device)
-    except AllocationFailed as error:
-        first = error
-    retry = second = None
-    for retry in other_ways(plan, first, may_use_cpu=simulated.may_use_cpu):
-        facts = _on_this_cpu(simulated.facts) if retry.on_cpu else simulated.facts
-        second = make_plan(facts, model.facts, retry.options)
-        if second.feasible:
-            break
-    if retry is None or second is None or not second.feasible:
-        raise refusal(plan, first, wsl=wsl, no_plan=second) from first
-    _say(f"{sentence(plan, first)} {retry.said}")
-    log.event("replan", refused=first.line, options=retry.options)
-    err().print(plan_table(second, unicode=unicode_ok(err().file)))
-    err().print()
-    try:
-        return _load(model, second, log, None if retry.on_cpu else device)
-    except AllocationFailed as error:
-        raise refusal(second, error, wsl=wsl, again=True) from error
 
 
 def other_ways(plan: AllocationPlan, failed: AllocationFailed, *, may_use_cpu: bool) -> Iterator[Retry]:
@@ -193,29 +148,3 @@ def _remedy(failed: AllocationFailed, no_plan: AllocationPlan | None) -> str:
     changes = [c for c in (no_plan.changes if no_plan else ()) if c.option and not c.option.startswith(ours)]
     close = "Close other programs that use this memory and start again"
     return f"{close}, or use {changes[0].option}" if changes else close
-
-
-def _on_this_cpu(facts: Facts) -> Facts:
-    """Return the facts with the processors that really compute."""
-    host = facts.host
-    if host.value is None:
-        return facts
-    value = msgspec.structs.replace(host.value, cpu_physical=_THREADS)
-    return msgspec.structs.replace(facts, host=msgspec.structs.replace(host, value=value))
-
-
-def _load(model: OpenModel, plan: AllocationPlan, log: RunLog, device: SimulatedDevice | None) -> Engine:
-    """Load on the device, or on the CPU without one."""
-    with steps() as progress:
-
-        def tell(done: int, total: int) -> None:
-            progress("loading", done, total)
-
-        if device is None:
-            return Engine.load(model.file, plan, progress=tell, log=log.event)
-        return Engine.load(model.file, plan, progress=tell, log=log.event, take=device.take, held=device.held_bytes)
-
-
-def _say(text: str) -> None:
-    """Print a paragraph to stderr, broken at the terminal's width."""
-    err().print(text, markup=False)
