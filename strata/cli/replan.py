@@ -13,7 +13,7 @@ from strata.doctor.plan import AllocationPlan, PlanOptions, Tier
 from strata.doctor.units import size
 from strata.errors import AllocationFailed
 from strata.runtime.memory import MemoryRefused
-from strata.runtime.simulated import OUT_OF_MEMORY, PIN
+from strata.runtime.simulated import HOST_MALLOC, OUT_OF_MEMORY, PIN
 
 # Where a pin was refused the edge is not sharp, so the next one keeps a fifth away from it.
 _PART_AFTER_REFUSAL = 5, 4
@@ -94,24 +94,27 @@ def _bytes_before(plan: AllocationPlan, refused: str) -> int:
     return sum(line.bytes for line in lines[:place] if line.tier in tiers)
 
 
-def sentence(plan: AllocationPlan, failed: AllocationFailed) -> str:
-    """Say what was refused, and what that means."""
+def told(plan: AllocationPlan, failed: AllocationFailed, *, wsl: bool) -> tuple[str, ...]:
+    """Name what was refused, then say so in the driver's words, and what that means; no full stops."""
     line, cause = plan.line(failed.line), failed.__cause__
     what = f'"{failed.line}" ({line.what})' if line else f'"{failed.line}"'
     where = TIER_NAMES[line.tier] if line else "memory"
+    refused = f"{size(failed.nbytes)} of {where} for {what}"
     if not isinstance(cause, MemoryRefused):
-        return f"{size(failed.nbytes)} of {where} for {what} were refused by this machine itself: {failed.found}."
-    text = f"{size(failed.nbytes)} of {where} for {what} were refused: {cause}"
+        return refused, f"This machine itself refuses it: {failed.found}"
+    words = str(cause)
     if cause.granted_bytes:
-        text += f" after {size(cause.granted_bytes)} of it"
+        words += f", after {size(cause.granted_bytes)} of it"
     if cause.free_bytes is not None:
-        text += f", {size(cause.free_bytes)} free by the driver's count"
-    text += "."
+        counts = "system" if cause.call == HOST_MALLOC else "driver"
+        words += f"; {size(cause.free_bytes)} free by the {counts}'s count"
     if cause.broken:
-        return f"{text} So is every other call, even for a little: no memory is full, the GPU cannot be used at all."
-    if line and line.tier is Tier.PINNED:
-        text += " The GPU itself works: this is the system's budget for page-locked memory."
-    return text
+        meaning = "So is every other call, even for a little: no memory is full, the GPU cannot be used at all"
+    elif line and line.tier is Tier.PINNED:
+        meaning = f"The GPU itself works: this is {'WSL2' if wsl else 'the system'}'s budget for page-locked memory"
+    else:
+        return refused, words
+    return refused, words, meaning
 
 
 def refusal(
@@ -123,7 +126,8 @@ def refusal(
     no_plan: AllocationPlan | None = None,
 ) -> AllocationFailed:
     """Make the last word: which line, which call, its code and name, what is free, under WSL2 or not, what to do."""
-    found = sentence(plan, failed).removesuffix(".")
+    what, *clauses = told(plan, failed, wsl=wsl)
+    found = ". ".join((f"refused {what}", *clauses))
     found += ". This was the second plan" if again else ""
     if no_plan is not None and no_plan.shortfall is not None:
         found += f". Without it no plan fits: {no_plan.shortfall.sentence.removesuffix('.')}"

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from rich.padding import Padding
+from rich.text import Text
 
 from strata.cli.output import err, unicode_ok
 from strata.cli.progress import steps
-from strata.cli.replan import other_ways, refusal, sentence
+from strata.cli.replan import other_ways, refusal, told
 from strata.cli.simulation import Simulated, simulate
 from strata.doctor.plan_io import load_plan
 from strata.doctor.plan_table import plan_table
@@ -89,7 +91,7 @@ def load_simulated(
             break
     if retry is None or second is None or not second.feasible:
         raise refusal(plan, first, wsl=wsl, no_plan=second) from first
-    _say(f"{sentence(plan, first)} {retry.said}")
+    _say(told(plan, first, wsl=wsl), retry.said)
     log.event("replan", refused=first.line, options=retry.options)
     if not quiet:
         err().print(plan_table(second, unicode=unicode_ok(err().file)))
@@ -137,6 +139,10 @@ def _load(model: OpenModel, plan: AllocationPlan, log: RunLog, device: Simulated
         return Engine.load(model.file, plan, progress=tell, log=log.event, take=device.take, held=device.held_bytes)
 
 
-def _say(text: str) -> None:
-    """Print a paragraph to stderr, broken at the terminal's width."""
-    err().print(text, markup=False)
+def _say(refused: tuple[str, ...], then: str) -> None:
+    """Print a refusal and what comes of it to stderr, broken at the terminal's width."""
+    what, *clauses = refused
+    err().print(Text.assemble(("refused:", "yellow"), f" {what}"))
+    for text in (*(f"{clause}." for clause in clauses), then):
+        err().print(Padding(Text(text), (0, 0, 0, 2)))
+    err().print()
