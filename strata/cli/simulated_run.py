@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from strata.runtime.runlog import RunLog
 
 _THREADS = 2  # of a run on the CPU that stands in for a recorded GPU: the facts tell of another processor
+_AS_RECORDED = "RAM is what the recorded machine has: without its GPU, nothing is divided."
 
 
 def simulated_log_folder() -> Path:
@@ -91,6 +92,8 @@ def load_simulated(
             break
     if retry is None or second is None or not second.feasible:
         raise refusal(plan, first, wsl=wsl, no_plan=second) from first
+    if retry.on_cpu:  # computed here, so nothing is said of how fast it would be there
+        second = msgspec.structs.replace(second, expected=None, notes=(*second.notes, _AS_RECORDED))
     _say(told(plan, first, wsl=wsl), retry.said)
     log.event("replan", refused=first.line, options=retry.options)
     if not quiet:

@@ -159,7 +159,7 @@ class SimulatedDevice:
             fault.code,
             fault.name,
             fault.string,
-            free_bytes=free,
+            free_bytes=None if broken else free,  # then that call is refused, too
             granted_bytes=granted,
             broken=broken,
         )
