@@ -13,7 +13,7 @@ from strata.doctor.plan import AllocationPlan, PlanOptions, Tier
 from strata.doctor.units import size
 from strata.errors import AllocationFailed
 from strata.runtime.memory import MemoryRefused
-from strata.runtime.simulated import HOST_MALLOC, OUT_OF_MEMORY, PIN
+from strata.runtime.simulated import OUT_OF_MEMORY
 
 # Where a pin was refused the edge is not sharp, so the next one keeps a fifth away from it.
 _PART_AFTER_REFUSAL = 5, 4
@@ -106,12 +106,13 @@ def told(plan: AllocationPlan, failed: AllocationFailed, *, wsl: bool) -> tuple[
     if cause.granted_bytes:
         words += f", after {size(cause.granted_bytes)} of it"
     if cause.free_bytes is not None:
-        counts = "system" if cause.call == HOST_MALLOC else "driver"
+        counts = "system" if line and line.tier is Tier.PAGEABLE else "driver"
         words += f"; {size(cause.free_bytes)} free by the {counts}'s count"
     if cause.broken:
         meaning = "So is every other call, even for a little: no memory is full, the GPU cannot be used at all"
     elif line and line.tier is Tier.PINNED:
         meaning = f"The GPU itself works: this is {'WSL2' if wsl else 'the system'}'s budget for page-locked memory"
+        meaning += "" if cause.code == OUT_OF_MEMORY else ", whatever the code says"
     else:
         return refused, words
     return refused, words, meaning
@@ -135,17 +136,17 @@ def refusal(
     return AllocationFailed(
         f"load {plan.model.name} on {plan.device.name}",
         found,
-        _remedy(failed, no_plan),
+        _remedy(plan, failed, no_plan),
         line=failed.line,
         nbytes=failed.nbytes,
     )
 
 
-def _remedy(failed: AllocationFailed, no_plan: AllocationPlan | None) -> str:
-    cause = failed.__cause__
+def _remedy(plan: AllocationPlan, failed: AllocationFailed, no_plan: AllocationPlan | None) -> str:
+    line, cause = plan.line(failed.line), failed.__cause__
     if isinstance(cause, MemoryRefused) and cause.broken:
         return "Run strata doctor, which says why the GPU cannot be used; without --device cuda the CPU stands in"
-    if no_plan is None and isinstance(cause, MemoryRefused) and cause.call == PIN:
+    if no_plan is None and line is not None and line.tier is Tier.PINNED:
         return "Use --pinned-budget 0MiB: nothing is page-locked then, which is slower"
     # A budget that was lowered for what was refused is not the person's to raise again.
     ours = ("--vram-budget", "--ram-budget", "--pinned-budget")

@@ -6,18 +6,25 @@ import errno
 import os
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from strata.doctor.budgets import usable_ram
-from strata.doctor.cuda_budgets import cuda_limits, usable_vram
+from strata.doctor.cuda_budgets import cuda_limits
 from strata.doctor.cuda_codes import NAMES, TEXTS
 from strata.doctor.facts_io import read_facts
 from strata.doctor.gpus import choose_gpu
 from strata.doctor.plan import PlanOptions, Tier
-from strata.doctor.simulated_backend import SIMULATED, Shrink, proportionate_shrink, recorded_context
+from strata.doctor.simulated_backend import (
+    SIMULATED,
+    Shrink,
+    proportionate_shrink,
+    recorded_context,
+    recorded_vram,
+)
 from strata.doctor.units import GIB, MIB, PAGE, round_up
 from strata.errors import Undetermined, UsageError
 from strata.runtime.simulated import Fault, SimulatedMachine
@@ -101,8 +108,8 @@ def simulate(path: Path, model: ModelFacts, options: PlanOptions, *, shrink: flo
     if shrink is None:
         shrink, sentence = proportionate_shrink(facts, model, options, asked.model_bytes)
         notes = (sentence,)
-    elif not shrink > 0:
-        raise UsageError(f"divide the memories by {shrink:g}", "it has to be more than 0", "Leave it out")
+    elif not 0 < shrink < inf:
+        raise UsageError(f"divide the memories by {shrink:g}", "it has to be a number above 0", "Leave it out")
     options_of_it = msgspec.structs.replace(options, device=SIMULATED, shrink=shrink)
     machine = _machine(facts, asked, options, Shrink.of(options_of_it))
     return Simulated(facts, machine, options_of_it, notes, may_use_cpu=options.device == "auto")
@@ -110,7 +117,7 @@ def simulate(path: Path, model: ModelFacts, options: PlanOptions, *, shrink: flo
 
 def _machine(facts: Facts, asked: Simulation, options: PlanOptions, small: Shrink) -> SimulatedMachine:
     gpu = choose_gpu(facts, options.gpu)
-    usable = usable_vram(facts, gpu, PlanOptions())[0].usable_bytes
+    usable = recorded_vram(facts, gpu).usable_bytes
     told = gpu.nvml.vram_free_bytes if gpu.nvml else None
     tried = facts.pinned.value
     step = (tried and tried.largest_chunk_bytes) or _PIN_STEP

@@ -24,7 +24,7 @@ from strata.doctor.numpy_backend import NumpyBackend
 from strata.doctor.plan import Budget, DeviceRef, PlanOptions, Reservation, SharedBudget, Tier
 from strata.doctor.request import DEFAULT_CONTEXT, Request
 from strata.doctor.units import size
-from strata.errors import UsageError
+from strata.errors import Undetermined, UsageError
 from strata.gguf import footprint
 from strata.gguf.footprint import Size
 from strata.gguf.model_facts import ModelFacts
@@ -136,6 +136,20 @@ class SimulatedBackend(NumpyBackend):
         return self._lines.line("process", "Python, libraries, tokenizer", Tier.PAGEABLE, small)
 
 
+def recorded_vram(facts: Facts, gpu: Gpu) -> Budget:
+    """Return what the recorded machine's card offered when its facts were taken.
+
+    Raises
+    ------
+    Undetermined
+        The facts do not say.
+    """
+    try:
+        return usable_vram(facts, gpu, PlanOptions())[0]
+    except Undetermined as error:
+        raise Undetermined(error.asked, error.found, "Give facts that hold the card's free VRAM") from None
+
+
 def recorded_context(gpu: Gpu) -> tuple[int, str]:
     """Return the VRAM that a process takes on the recorded machine before any line, and how that comes about."""
     measured = gpu.cuda.context_bytes if gpu.cuda else None
@@ -170,7 +184,7 @@ def proportionate_shrink(
         The facts know no GPU, or nothing of its memory.
     """
     gpu = choose_gpu(facts, options.gpu)
-    vram, _ = usable_vram(facts, gpu, PlanOptions())
+    vram = recorded_vram(facts, gpu)
     free = vram.usable_bytes - vram.reserve_bytes - recorded_context(gpu)[0]
     if free <= 0:
         raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def test_a_wrong_section_is_refused_in_words(
 
 @pytest.mark.parametrize(
     ("options", "shrink", "error"),
-    [(PlanOptions(device="cpu"), None, UsageError), (PlanOptions(), 0.0, UsageError), (PlanOptions(), -2, UsageError)],
+    [(PlanOptions(device="cpu"), None, UsageError), (PlanOptions(), 0.0, UsageError), (PlanOptions(), inf, UsageError)],
 )
 def test_what_makes_no_sense_is_refused(
     model: OpenModel, options: PlanOptions, shrink: float | None, error: type[StrataError]
