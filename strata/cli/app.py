@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strata.cli.help import Command, Group
-from strata.cli.options import Json, Model, OptionalModel, flag, size_option, with_plan_options
+from strata.cli.options import Json, Model, OptionalModel, Shrink, Simulate, flag, size_option, with_plan_options
 from strata.cli.output import boundary
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def run(
         int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer. \\[default: random, and said]")
     ] = None,
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Follow a saved plan.")] = None,
+    simulate: Simulate = None,
+    simulate_shrink: Shrink = None,
     json: Json = False,
     *,
     options: "PlanOptions",
@@ -87,6 +89,8 @@ def run(
         seed=seed,
         plan_file=plan,
         json=json,
+        simulate=simulate,
+        shrink=simulate_shrink,
     )
     run_model(request, options)
 
@@ -108,6 +112,8 @@ def plan(
     emit: Annotated[
         str | None, typer.Option("--emit", metavar="llama.cpp", help="Print the command line for another engine.")
     ] = None,
+    simulate: Simulate = None,
+    simulate_shrink: Shrink = None,
     json: Json = False,
     *,
     options: "PlanOptions",
@@ -124,7 +130,17 @@ def plan(
     from strata.cli.plan import Imagined, show_plan
 
     imagined = None if ram is None else Imagined(ram, wsl2=wsl2, windows=windows)
-    show_plan(model, options, output=output, facts_file=facts, imagined=imagined, emit=emit, json=json)
+    show_plan(
+        model,
+        options,
+        output=output,
+        facts_file=facts,
+        imagined=imagined,
+        emit=emit,
+        json=json,
+        simulate=simulate,
+        shrink=simulate_shrink,
+    )
 
 
 @app.command(cls=Command)

@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -88,6 +89,18 @@ def flag(*names: str, help: str, panel: str | None = None) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel)
 
 
+Simulate = Annotated[
+    Path | None,
+    typer.Option(
+        "--simulate",
+        metavar="FACTS",
+        help="Compute here, with the memory of a recorded machine, made small enough for MODEL.",
+        rich_help_panel="What if",
+    ),
+]
+Shrink = Annotated[
+    float | None, typer.Option("--simulate-shrink", metavar="X", help="Divide its memories by X.", hidden=True)
+]
 Json = Annotated[bool, flag("--json", help="Print one JSON document on stdout and nothing else.")]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from strata.cli.output import emit_json, err, out, say, stop, unicode_ok
-from strata.cli.preflight import OpenModel, make_or_load_plan, open_model, require_feasible, take_facts
+from strata.cli.preflight import OpenModel, make_or_load_plan, open_model, require_feasible, take_facts, with_notes
 from strata.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ def show_plan(
     imagined: Imagined | None,
     emit: str | None,
     json: bool,
+    simulate: Path | None = None,
+    shrink: float | None = None,
 ) -> None:
     """Plan MODEL and print the plan, or what another engine would be told; exit code 1 when it does not fit."""
     from strata.doctor.plan_table import plan_table
@@ -52,13 +54,24 @@ def show_plan(
         output, json = None, True
     opened = open_model(model, header_only=True)
     assumed: tuple[str, ...] = ()
-    if imagined is None:
+    if simulate is not None:
+        from strata.cli import simulation
+
+        if facts_file is not None or imagined is not None:
+            raise UsageError(
+                "plan for a simulated machine (--simulate)",
+                "--facts or --ram names another machine",
+                "Leave one of the two out",
+            )
+        machine = simulation.simulate(simulate, opened.facts, options, shrink=shrink)
+        facts, options, assumed = machine.facts, machine.options, machine.notes
+    elif imagined is None:
         facts = take_facts(opened.file.path, facts_file)
     else:
         facts, assumed = _imagine(imagined, options, facts_file)
         options = msgspec.structs.replace(options, gpu=None, device="cuda")
     plan, _ = make_or_load_plan(opened.facts, facts, options)
-    plan = msgspec.structs.replace(plan, notes=assumed + plan.notes)
+    plan = with_notes(plan, assumed)
     if output is not None:
         from strata.doctor.plan_io import save_plan
 
@@ -71,7 +84,8 @@ def show_plan(
     else:
         out().print(plan_table(plan, unicode=unicode_ok(sys.stdout)))
     if output is not None:
-        say(f"The plan is saved: strata run {model} --plan {output}")
+        on = f" --simulate {simulate}" if simulate else ""
+        say(f"The plan is saved: strata run {model} --plan {output}{on}")
     stop(ExitCode.OK if plan.feasible else ExitCode.FAILED)
 
 

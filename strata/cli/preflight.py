@@ -124,6 +124,13 @@ def require_no_options(options: PlanOptions) -> None:
             )
 
 
+def with_notes(plan: AllocationPlan, notes: tuple[str, ...]) -> AllocationPlan:
+    """Put notes before a plan's own."""
+    import msgspec
+
+    return msgspec.structs.replace(plan, notes=notes + plan.notes)
+
+
 def require_feasible(plan: AllocationPlan) -> None:
     """Refuse to go on with a plan that does not fit.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strata.cli.output import err, warn
+from strata.cli.output import err, say, warn
 from strata.cli.preflight import (
     OpenModel,
     make_or_load_plan,
@@ -15,6 +15,7 @@ from strata.cli.preflight import (
     require_feasible,
     require_no_options,
     take_facts,
+    with_notes,
 )
 from strata.cli.prompt import check_prompt, read_prompt, room
 
@@ -40,6 +41,8 @@ class RunRequest:
     seed: int | None
     plan_file: Path | None
     json: bool
+    simulate: Path | None = None  # recorded facts
+    shrink: float | None = None
 
 
 def run_model(request: RunRequest, options: PlanOptions) -> None:
@@ -53,6 +56,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
     from strata.cli.conversation import Conversation
     from strata.cli.loading import load, require_context, show_plan
     from strata.cli.session import Session
+    from strata.cli.simulated_run import load_simulated, simulated_log_folder, simulated_machine
     from strata.runtime.models import load_config
     from strata.runtime.runlog import RunLog, fingerprint, log_folder
     from strata.runtime.sampler import Sampler, SamplerOptions
@@ -68,16 +72,23 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
     if request.plan_file is not None:
         require_no_options(options)
     model = open_model(request.model)
-    with model.file, RunLog(log_folder(), warn=warn) as log:
+    logs = log_folder() if request.simulate is None else simulated_log_folder()
+    with model.file, RunLog(logs, warn=warn) as log:
         load_config(model.file)  # refuses what cannot run before anything is planned or loaded
         Tokenizer.check(model.file.metadata)
-        facts = take_facts(model.file.path)
+        simulated = simulated_machine(request.simulate, model, options, saved=request.plan_file, shrink=request.shrink)
+        if simulated:
+            facts, options = simulated.facts, simulated.options
+        else:
+            facts = take_facts(model.file.path)
         log.event("start", versions=_versions(), facts_sha256=fingerprint(facts))
         plan, notes = make_or_load_plan(model.facts, facts, options, request.plan_file)
+        if simulated:
+            plan = with_notes(plan, simulated.notes)
         for note in notes:
             warn(note)
         if not request.json:
-            _show_preflight(facts, model, plan, options)
+            _show_preflight(facts, None if simulated else model, plan, options)
             show_plan(plan)
         require_feasible(plan)
         require_context(plan)
@@ -90,7 +101,11 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         )
         prompt = read_prompt(request.prompt)  # what stands against the run is said before stdin is waited for
         tokens = None if prompt is None else conversation.ask(prompt)
-        with load(model, plan, log, quiet=request.json) as engine:
+        if simulated:
+            loaded = load_simulated(model, plan, simulated, log, quiet=request.json)
+        else:
+            loaded = load(model, plan, log, quiet=request.json)
+        with loaded as engine:
             session = Session(engine, conversation, sampler, log, seed=seed, max_tokens=request.max_tokens)
             if tokens is None:
                 session.chat()
@@ -108,9 +123,12 @@ def _versions() -> dict[str, str]:
     return {"strata": __version__, "python": platform.python_version(), "numpy": numpy.__version__}
 
 
-def _show_preflight(facts: Facts, model: OpenModel, plan: AllocationPlan, options: PlanOptions) -> None:
-    """Say what the checks have against this run, if anything."""
+def _show_preflight(facts: Facts, model: OpenModel | None, plan: AllocationPlan, options: PlanOptions) -> None:
+    """Say what the checks have against this run, if anything; of a simulated machine, against the machine alone."""
     from strata.doctor.diagnose import diagnose
     from strata.doctor.report import TerminalReport
 
-    err().print(TerminalReport(diagnose(facts, model=model.facts, plan=plan, options=options), brief=True))
+    if model is None:
+        say("The machine as it was recorded:")
+    report = diagnose(facts, model=model.facts, plan=plan, options=options) if model else diagnose(facts)
+    err().print(TerminalReport(report, brief=True))

@@ -119,11 +119,12 @@ def _knobs(plan: AllocationPlan) -> Iterator[Knob]:
                 partial(_typed_budget, name),
                 partial(_said_budget, what),
             )
-    if plan.device.backend == "cuda":
+    if plan.device.backend != "numpy":
+        least = int(LEAST_RESERVE / (o.shrink or 1))
         reserve = next(budget.reserve_bytes for budget in plan.budgets if budget.tier is Tier.VRAM)
         yield Knob(
             "vram_reserve_bytes",
-            range((reserve - 1) // MEMORY_STEP * MEMORY_STEP, LEAST_RESERVE - 1, -MEMORY_STEP),
+            range((reserve - 1) // MEMORY_STEP * MEMORY_STEP, least - 1, -MEMORY_STEP),
             lambda v: f"--vram-reserve-mib {int(v) // MIB}",
             lambda v: f"Leave {int(v) // MIB} MiB of VRAM free, which may slow down or stop if others take more",
         )

@@ -22,7 +22,8 @@ def given_up(backend: Backend, request: Request, fixed: tuple[Reservation, ...],
     if where.embedding is not best.embedding:
         usable = next(b.usable_bytes for b in backend.limits.budgets if b.tier is best.embedding)
         table = next(line for line in fixed if line.id == "embedding").bytes
-        why = "experts gain more from it" if usable >= table else f"only {size(usable)} of that may be used"
+        why = f"only {size(usable)} of that may be used" if usable else "none of that may be used"
+        why = "experts gain more from it" if usable >= table else why
         lies, wished = backend.limits.names[where.embedding], backend.limits.names[best.embedding]
         sentences.append(f"The embedding ({size(table)}) lies in {lies}, not in {wished}: {why}.")
     if where.slots == total:

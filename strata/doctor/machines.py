@@ -48,26 +48,28 @@ def with_vram(facts: Facts, gpu: str | None, nbytes: int) -> Facts:
     )
 
 
-def smallest_machine(facts: Facts, options: PlanOptions, fits: Fits, *, cuda: bool) -> Change:
+def smallest_machine(facts: Facts, options: PlanOptions, fits: Fits, *, on_gpu: bool) -> Change:
     """Say how much memory a machine needs for these options, budgets aside.
 
     Parameters
     ----------
     fits : callable
         Says whether there is a plan for a machine and options; monotone in every memory.
-    cuda : bool
+    on_gpu : bool
         The plan is for a GPU, so two memories are looked for; each is the least that does when the other is ample.
+        Of a simulated GPU it is the recorded machine that is told of, whose facts these are.
     """
     free = msgspec.structs.replace(options, ram_budget_bytes=None, vram_budget_bytes=None, pinned_budget_bytes=None)
     ample = with_ram(facts, _AMPLE_MIB * MIB)
     gpu = options.gpu
-    if not cuda:
+    if not on_gpu:
         ram = _least(lambda nbytes: fits(with_ram(facts, nbytes), free))
         return _machine(f"A machine with {_mib(ram)} of available RAM")
     roomy = with_vram(facts, gpu, _AMPLE_MIB * MIB)
     vram = _least(lambda nbytes: fits(with_vram(ample, gpu, nbytes), free))
     ram = _least(lambda nbytes: fits(with_ram(roomy, nbytes), free))
-    return _machine(f"A card with {_mib(vram)} of free VRAM in a machine with {_mib(ram)} of available RAM")
+    whose = f" (divided by {options.shrink:,.4g} here)" if options.shrink else ""
+    return _machine(f"A card with {_mib(vram)} of free VRAM in a machine with {_mib(ram)} of available RAM{whose}")
 
 
 def _least(fits: Callable[[int], bool]) -> int:

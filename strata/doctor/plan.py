@@ -29,7 +29,7 @@ class Tier(StrEnum):
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the person asked for. ``None`` means auto. Bytes where a name ends in ``_bytes``."""
 
-    device: str = "auto"  # "auto", "cpu", "cuda"
+    device: str = "auto"  # "auto", "cpu", "cuda"; "simulated" where the facts are those of `--simulate`
     gpu: str | None = None  # index or UUID
     max_context: int | None = None
     kv: str | None = None  # "f16", "f32" (numpy) or "int8" (cuda); None is the backend's default
@@ -39,6 +39,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     vram_reserve_bytes: int | None = None
     expert_cache: int | None = None  # slots
     prefill: int | None = None  # tokens of the largest prompt chunk
+    shrink: float | None = None  # of a simulated machine: what its memories are divided by
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +54,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
     """Which device a plan is for."""
 
-    backend: str  # "numpy" or "cuda"
+    backend: str  # "numpy", "cuda" or "simulated"
     id: str  # GPU UUID, or "cpu"
     name: str
 
@@ -162,7 +163,7 @@ class AllocationPlan(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # sentences: assumptions and facts that were unknown
     shortfall: Shortfall | None = None
     changes: tuple[Change, ...] = ()
-    expected: ExpectedSpeed | None = None  # None for an infeasible plan
+    expected: ExpectedSpeed | None = None  # None for an infeasible plan, and on a simulated machine
 
     def line(self, id: str) -> Reservation | None:
         """Return the reservation called `id`, or None when the plan has no such line."""

@@ -24,6 +24,7 @@ from strata.doctor.machines import smallest_machine
 from strata.doctor.numpy_backend import NumpyBackend
 from strata.doctor.plan import (
     AllocationPlan,
+    ExpectedSpeed,
     ExpertCachePlan,
     ModelIdentity,
     PlanOptions,
@@ -32,7 +33,8 @@ from strata.doctor.plan import (
     Tier,
 )
 from strata.doctor.request import Request, resolve
-from strata.doctor.speed import expected_speed, turn_seconds
+from strata.doctor.simulated_backend import SIMULATED, SimulatedBackend
+from strata.doctor.speed import Placement, expected_speed, turn_seconds
 from strata.doctor.units import size
 from strata.errors import UsageError
 from strata.gguf.model_facts import ModelFacts
@@ -72,6 +74,8 @@ def backend_for(facts: Facts, model: ModelFacts, options: PlanOptions) -> Backen
     """Return what the planner needs to know of the backend that the options name."""
     if options.device == "cuda" or (options.device == "auto" and options.gpu is not None):
         return CudaBackend(facts, model, options)
+    if options.device == SIMULATED:
+        return SimulatedBackend(facts, model, options)
     return NumpyBackend(facts, model, options)
 
 
@@ -114,8 +118,8 @@ def make_plan(facts: Facts, model: ModelFacts, options: PlanOptions) -> Allocati
         return plan
     changes = smallest_changes(plan, partial(_fits, model, facts))
     if not changes:
-        cuda = plan.device.backend == "cuda"
-        changes = (smallest_machine(facts, options, partial(_fits, model), cuda=cuda),)
+        on_gpu = plan.device.backend != "numpy"
+        changes = (smallest_machine(facts, options, partial(_fits, model), on_gpu=on_gpu),)
     return msgspec.structs.replace(plan, changes=changes)
 
 
@@ -168,8 +172,16 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
         fallbacks=given_up(backend, request, chosen.fixed, where) if chosen.fits else (),
         notes=request.notes + backend.limits.notes + backend.notes + _about_auto(facts, options, backend),
         shortfall=None if chosen.fits else _shortfall(problem, lines),
-        expected=expected_speed(backend.traffic(request), backend.speeds, where) if chosen.fits else None,
+        expected=_expected(problem, where) if chosen.fits else None,
     )
+
+
+def _expected(problem: Problem, where: Placement) -> ExpectedSpeed | None:
+    """Say how fast it would be; nothing of a simulated machine, whose memories are another's than its processor."""
+    backend = problem.backend
+    if backend.device.backend == SIMULATED:
+        return None
+    return expected_speed(backend.traffic(problem.request), backend.speeds, where)
 
 
 def _about_auto(facts: Facts, options: PlanOptions, backend: Backend) -> tuple[str, ...]:

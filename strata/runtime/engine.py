@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -41,12 +41,20 @@ class Engine:
     Its position moves when a forward pass has ended, so Ctrl-C anywhere leaves it at the last complete position.
     """
 
-    def __init__(self, model: LoadedModel, plan: AllocationPlan, memory: PlannedMemory, log: EventLog):
+    def __init__(
+        self,
+        model: LoadedModel,
+        plan: AllocationPlan,
+        memory: PlannedMemory,
+        log: EventLog,
+        held: Callable[[], int] = anonymous_bytes,
+    ):
         self.plan = plan
         self.log = log
         self._model = model
         self._memory = memory
-        self._peak = anonymous_bytes()
+        self._held = held
+        self._peak = held()
 
     @classmethod
     def load(
@@ -57,6 +65,7 @@ class Engine:
         progress: LoadProgress = lambda done, total: None,
         log: EventLog = _log_nothing,
         take: Taker = take_host,
+        held: Callable[[], int] = anonymous_bytes,
         policy: MakePolicy = FrequencyOverAge,
     ) -> Self:
         """Take every line of the plan, then read the model. Whatever goes wrong, nothing stays allocated.
@@ -70,6 +79,8 @@ class Engine:
         log : EventLog
         take : Taker
             The backend's allocator.
+        held : callable
+            Bytes that this process holds, however the plan's memories are counted.
         policy : MakePolicy
             Which expert leaves the cache.
 
@@ -94,7 +105,7 @@ class Engine:
                 )
             )
             model = load_model(file, config, plan, memory, policy=policy, progress=progress)
-            engine = cls(model, plan, memory, log)
+            engine = cls(model, plan, memory, log, held)
             log("loaded", memory=engine.memory_report())
             undo.pop_all()
         return engine
@@ -164,7 +175,7 @@ class Engine:
                 if start + len(chunk) == len(tokens):
                     decoder.logits(x[-1:], logits)
             kv.tokens.extend(chunk)  # the one step that makes the chunk part of the sequence
-            self._peak = max(self._peak, anonymous_bytes())
+            self._peak = max(self._peak, self._held())
             if progress:
                 progress(start + len(chunk), len(tokens))
         last: Logits = logits[0]
@@ -195,7 +206,7 @@ class Engine:
 
         Actual is the whole process, as the plan's "context" line charges for interpreter and libraries too.
         """
-        now = anonymous_bytes()
+        now = self._held()
         self._peak = max(self._peak, now)
         return self._memory.report(actual_bytes=now, peak_bytes=self._peak)
 
@@ -211,7 +222,7 @@ def _check_plan(plan: AllocationPlan, header_sha256: str) -> None:
         raise PlanInfeasible(asked, found, plan.changes[0].sentence if plan.changes else "")
     if plan.model.header_sha256 != header_sha256:
         raise PlanMismatch(asked, "the plan was made for a file with another header", "Make a new plan for this file")
-    if plan.device.backend != "numpy":
+    if plan.device.backend not in ("numpy", "simulated"):  # the latter is RAM too, given by another `Taker`
         raise PlanMismatch(
             asked, f"the plan is for {plan.device.name} ({plan.device.backend})", "Make a new plan with --device cpu"
         )

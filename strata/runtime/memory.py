@@ -54,14 +54,30 @@ class MemoryRefused(MemoryError):
         The driver's own words for it: "out of memory".
     free_bytes : int, optional
         Of that memory, at that time, as the driver counts it.
+    granted_bytes : int
+        Of the same reservation, where it takes several calls and earlier ones succeeded; given back since.
+    broken : bool
+        A little device memory was refused right after it, too, and not for want of memory: nothing works any more.
     """
 
-    def __init__(self, call: str, code: int, name: str, string: str, *, free_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        call: str,
+        code: int,
+        name: str,
+        string: str,
+        *,
+        free_bytes: int | None = None,
+        granted_bytes: int = 0,
+        broken: bool = False,
+    ) -> None:
         super().__init__(f"{call}: {string} ({code} {name})")
         self.call = call
         self.code = code
         self.name = name
         self.free_bytes = free_bytes
+        self.granted_bytes = granted_bytes
+        self.broken = broken
 
 
 class Block(Protocol):

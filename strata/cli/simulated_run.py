@@ -1,0 +1,151 @@
+"""Loading on a simulated machine: by the plan; once refused, by one more that is said aloud, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.padding import Padding
+from rich.text import Text
+
+from strata.cli.output import err, unicode_ok
+from strata.cli.progress import steps
+from strata.cli.replan import other_ways, refusal, told
+from strata.cli.simulation import Simulated, simulate
+from strata.doctor.plan_io import load_plan
+from strata.doctor.plan_table import plan_table
+from strata.doctor.planner import make_plan
+from strata.doctor.simulated_backend import SIMULATED
+from strata.errors import AllocationFailed, PlanMismatch
+from strata.runtime.engine import Engine
+from strata.runtime.runlog import log_folder
+from strata.runtime.simulated import SimulatedDevice
+
+if TYPE_CHECKING:
+    from strata.cli.preflight import OpenModel
+    from strata.doctor.facts import Facts
+    from strata.doctor.plan import AllocationPlan, PlanOptions
+    from strata.runtime.runlog import RunLog
+
+_THREADS = 2  # of a run on the CPU that stands in for a recorded GPU: the facts tell of another processor
+_AS_RECORDED = "RAM is what the recorded machine has: without its GPU, nothing is divided."
+
+
+def simulated_log_folder() -> Path:
+    """Return where the logs of simulated runs lie: apart, since they say nothing of this machine."""
+    return log_folder() / "simulated"
+
+
+def simulated_machine(
+    facts: Path | None, model: OpenModel, options: PlanOptions, *, saved: Path | None, shrink: float | None
+) -> Simulated | None:
+    """Return the machine of --simulate, None without that option.
+
+    Parameters
+    ----------
+    facts : Path or None
+        What --simulate names.
+    saved : Path or None
+        A saved plan: the machine is as small as when it was made.
+    shrink : float, optional
+        What to divide its memories by.
+
+    Raises
+    ------
+    PlanMismatch
+        The saved plan is for a simulated machine and none is given, or the other way round.
+    """
+    if saved is not None:
+        plan = load_plan(saved)
+        _require_where(plan, simulated=facts is not None)
+        shrink = plan.options.shrink
+    return None if facts is None else simulate(facts, model.facts, options, shrink=shrink)
+
+
+def load_simulated(
+    model: OpenModel, plan: AllocationPlan, simulated: Simulated, log: RunLog, *, quiet: bool = False
+) -> Engine:
+    """Load by the plan; when a memory refuses a line, plan once more without what was refused.
+
+    Parameters
+    ----------
+    quiet : bool
+        Say that there is a second plan, and do not show it.
+
+    Raises
+    ------
+    AllocationFailed
+        It was refused again, or nothing can be planned without it. Nothing stays allocated.
+    """
+    device = SimulatedDevice(simulated.machine)
+    wsl = bool(simulated.facts.host.value and simulated.facts.host.value.wsl == "wsl2")
+    try:
+        return _load(model, plan, log, device)
+    except AllocationFailed as error:
+        first = error
+    retry = second = None
+    for retry in other_ways(plan, first, may_use_cpu=simulated.may_use_cpu):
+        facts = _on_this_cpu(simulated.facts) if retry.on_cpu else simulated.facts
+        second = make_plan(facts, model.facts, retry.options)
+        if second.feasible:
+            break
+    if retry is None or second is None or not second.feasible:
+        raise refusal(plan, first, wsl=wsl, no_plan=second) from first
+    if retry.on_cpu:  # computed here, so nothing is said of how fast it would be there
+        second = msgspec.structs.replace(second, expected=None, notes=(*second.notes, _AS_RECORDED))
+    _say(told(plan, first, wsl=wsl), retry.said)
+    log.event("replan", refused=first.line, options=retry.options)
+    if not quiet:
+        err().print(plan_table(second, unicode=unicode_ok(err().file)))
+        err().print()
+    try:
+        return _load(model, second, log, None if retry.on_cpu else device)
+    except AllocationFailed as error:
+        raise refusal(second, error, wsl=wsl, again=True) from error
+
+
+def _require_where(plan: AllocationPlan, *, simulated: bool) -> None:
+    """Refuse a saved plan for a simulated machine without that machine, and one for a real machine with one."""
+    if plan.device.backend == SIMULATED and not simulated:
+        raise PlanMismatch(
+            f"follow the saved plan for {plan.model.name}",
+            f"it is for {plan.device.name}",
+            "Give the recorded facts too: --simulate FACTS",
+        )
+    if plan.device.backend != SIMULATED and simulated:
+        raise PlanMismatch(
+            f"follow the saved plan for {plan.model.name} on a simulated machine",
+            f"it is for {plan.device.name}, not simulated",
+            "Make one with strata plan MODEL --simulate FACTS -o FILE, or leave --simulate out",
+        )
+
+
+def _on_this_cpu(facts: Facts) -> Facts:
+    """Return the facts with the processors that really compute."""
+    host = facts.host
+    if host.value is None:
+        return facts
+    value = msgspec.structs.replace(host.value, cpu_physical=_THREADS)
+    return msgspec.structs.replace(facts, host=msgspec.structs.replace(host, value=value))
+
+
+def _load(model: OpenModel, plan: AllocationPlan, log: RunLog, device: SimulatedDevice | None) -> Engine:
+    """Load on the device, or on the CPU without one."""
+    with steps() as progress:
+
+        def tell(done: int, total: int) -> None:
+            progress("loading", done, total)
+
+        if device is None:
+            return Engine.load(model.file, plan, progress=tell, log=log.event)
+        return Engine.load(model.file, plan, progress=tell, log=log.event, take=device.take, held=device.held_bytes)
+
+
+def _say(refused: tuple[str, ...], then: str) -> None:
+    """Print a refusal and what comes of it to stderr, broken at the terminal's width."""
+    what, *clauses = refused
+    err().print(Text.assemble(("refused:", "yellow"), f" {what}"))
+    for text in (*(f"{clause}." for clause in clauses), then):
+        err().print(Padding(Text(text), (0, 0, 0, 2)))
+    err().print()
