@@ -68,18 +68,29 @@ class ExpertCache:
     layers : int
         Layers of the model, those without experts included.
     ops : Ops
+    results : Array
+        float32 [C, K, E]: a row for each (token, rank) of the largest call.
     """
 
-    def __init__(self, store: ExpertStore, slots: Slots, policy: EvictionPolicy, *, layers: int, ops: Ops) -> None:
+    def __init__(
+        self, store: ExpertStore, slots: Slots, policy: EvictionPolicy, *, layers: int, ops: Ops, results: Array
+    ) -> None:
         self.counts = CacheCounts()
         self._store = store
         self._slots = slots
         self._policy = policy
         self._ops = ops
+        self._results = results
         # `_slot_of` is the truth. It is cleared first and set last, so that Ctrl-C at any point leaves no key that
         # names a slot without its expert; at worst `_key_in` remembers a key that has no slot, or another one.
         self._slot_of: Keys = np.full(layers * store.experts, EMPTY)
         self._key_in: Keys = np.full(slots.count, EMPTY)
+
+    def add(self, layer: int, hidden: Array, ids: Array, weights: Array, residual: Array) -> None:
+        """See `strata.runtime.models.Experts.add`."""
+        results = self._results[: len(ids)]
+        self.run(layer, hidden, ids, results)
+        self._ops.combine(results, weights, residual)
 
     def run(self, layer: int, hidden: Array, ids: Array, results: Array) -> None:
         """Run the experts that `ids` names on their tokens.

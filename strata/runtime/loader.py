@@ -87,7 +87,7 @@ def load_model(
         store = ExpertStore(file, _expert_tensors(facts), facts.experts, plan.experts, memory)
         slots = HostSlots(memory, facts, plan.experts.slots)
         keys = facts.layers * facts.experts
-        experts = ExpertCache(store, slots, policy(keys), layers=facts.layers, ops=ops)
+        experts = ExpertCache(store, slots, policy(keys), layers=facts.layers, ops=ops, results=buffers["results"])
 
     to_read = weights.stored_bytes + (store.held_bytes if store else 0)
     read = 0
