@@ -46,7 +46,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `actual_bytes` is what the whole process holds (`anonymous_bytes`), interpreter and libraries included, for which
     the plan has its "context" line: so it also holds what no allocator of ours knows of. `difference_bytes` is
-    planned minus the peak, and never negative in a run that kept its promise.
+    planned minus the peak, and never negative in a run that kept its promise. The device's two figures are the
+    driver's own, and None where no device was used (numpy) or the driver did not say.
     """
 
     tiers: tuple[TierMemory, ...]
@@ -54,6 +55,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     allocated_bytes: int
     actual_bytes: int
     peak_bytes: int  # the highest `actual_bytes` that was seen
+    vram_taken_bytes: int | None = None  # free VRAM before this process's context, minus free VRAM now
+    vram_free_bytes: int | None = None  # free VRAM now, of all that the card has
 
     @property
     def difference_bytes(self) -> int:
