@@ -40,8 +40,8 @@ _WEIGHTS_PER_ROOT_TFLOPS = 1.25e12
 class CudaBackend:
     """Implements `candidates.Backend`."""
 
-    kv_types: tuple[str, ...] = ("f16", "int8")
-    chunks: tuple[int, ...] = (4096, 2048, 1024, 512, 128, 32, 1)
+    kv_types: tuple[str, ...] = ("f16", "int8", "f32")
+    chunks: tuple[int, ...] = (8, 4, 2, 1)  # what the decode kernels take at once: there are no others yet
     host_choices: tuple[HostChoice, ...] = (
         HostChoice(Tier.PINNED, Tier.PINNED),
         HostChoice(Tier.PAGEABLE, Tier.PINNED),
@@ -63,13 +63,11 @@ class CudaBackend:
         self._slot_bytes = tuple(cuda_footprint.expert_slot_bytes(c.bytes) for c in self.experts.classes)
         self._pool_bytes: dict[int, int] = {}
         self._context, context_notes = _context(self._gpu)
-        self.notes = (*context_notes, *thread_notes, "This plan cannot be run yet: Strata's CUDA backend is not there.")
+        self.notes = (*context_notes, *thread_notes)
 
     def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """See `candidates.Backend`."""
         m, line = self._model, self._lines.line
-        sampler = Size(8 * m.vocab, f"{m.vocab:,} tokens x 8")
-        tables = Size(16 * self.experts.total, f"{self.experts.total:,} experts x 16")
         process = Size(PROCESS + PROCESS_PER_TOKEN * m.vocab, f"{size(PROCESS)} + {m.vocab:,} tokens x 1 KiB")
         # Two layers' worth of misses: one on its way while the other is copied from.
         ring = Size(
@@ -89,15 +87,27 @@ class CudaBackend:
                 2 * m.layers,
             ),
             line("recurrent_state", "recurrent state, float32", Tier.VRAM, recurrent_state(m)),
-            line("workspace", "a prompt chunk's activations", Tier.VRAM, cuda_footprint.workspace_size(m, chunk)),
+            line(
+                "workspace",
+                "a call's activations",
+                Tier.VRAM,
+                cuda_footprint.workspace_size(m, chunk),
+                len(cuda_footprint.workspace(m, chunk)),
+            ),
             line("logits", "logits of one token", Tier.VRAM, Size(4 * m.vocab, f"{m.vocab:,} tokens x 4")),
-            line("sampler", "sampling order", Tier.VRAM, sampler),
-            line("expert_tables", "which expert has which slot", Tier.VRAM, tables),
             line("graphs", "captured graphs, libraries", Tier.VRAM, Size(GRAPHS, "assumed")),
             line("process", "Python, libraries, tokenizer", Tier.PAGEABLE, process),
+            line(
+                "host_io",
+                "tokens in, logits out, file pieces",
+                host.staging,
+                cuda_footprint.host_io_size(m, chunk),
+                len(cuda_footprint.host_io(m, chunk)),
+            ),
             *self._lines.host_lines(m, host.embedding, host.staging, ring),
         )
-        return tuple(line for line in lines if line.bytes)
+        # A tied head is the embedding, and lies on the device.
+        return tuple(line for line in lines if line.bytes and not (m.tied_head and line.id == "embedding"))
 
     def slot_bytes(self, slots: int) -> int:
         """See `candidates.Backend`."""
