@@ -53,6 +53,8 @@ class CudaBackend:
     def __init__(self, facts: Facts, model: ModelFacts, options: PlanOptions) -> None:
         self._gpu = choose_gpu(facts, options.gpu)
         self._model = model
+        if model.tied_head:  # which is the embedding, and on the device
+            self.host_choices = tuple(choice for choice in self.host_choices if choice.embedding is Tier.FILE)
         self.device = DeviceRef(backend="cuda", id=self._gpu.uuid, name=self._gpu.name)
         self.experts = ExpertSizes.of(model)
         self.minimum_slots = minimum_slots(model, len(self.experts.classes))
@@ -106,8 +108,7 @@ class CudaBackend:
             ),
             *self._lines.host_lines(m, host.embedding, host.staging, ring),
         )
-        # A tied head is the embedding, and lies on the device.
-        return tuple(line for line in lines if line.bytes and not (m.tied_head and line.id == "embedding"))
+        return tuple(line for line in lines if line.bytes)
 
     def slot_bytes(self, slots: int) -> int:
         """See `candidates.Backend`."""
