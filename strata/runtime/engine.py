@@ -20,9 +20,11 @@ from strata.runtime.loader import (
     Backend,
     CompileProgress,
     LoadedModel,
+    LoadFigures,
     LoadOptions,
     LoadProgress,
     MakePolicy,
+    Timed,
     open_backend,
 )
 from strata.runtime.memory import PlannedMemory, Taker, allocation_event
@@ -51,7 +53,13 @@ class Engine:
     """
 
     def __init__(
-        self, model: LoadedModel, plan: AllocationPlan, memory: PlannedMemory, backend: Backend, log: EventLog
+        self,
+        model: LoadedModel,
+        plan: AllocationPlan,
+        memory: PlannedMemory,
+        backend: Backend,
+        log: EventLog,
+        loading: LoadFigures,
     ) -> None:
         self.plan = plan
         self.log = log
@@ -59,6 +67,7 @@ class Engine:
         self._memory = memory
         self._backend = backend
         self._peak = anonymous_bytes()
+        self.loading = loading
 
     @classmethod
     def load(
@@ -111,9 +120,11 @@ class Engine:
                     log=lambda line, refusal: log("allocation", **allocation_event(line, refusal)),
                 )
             )
-            model = backend.load(file, config, plan, memory, LoadOptions(policy, progress, compiling))
-            engine = cls(model, plan, memory, backend, log)
-            log("loaded", memory=engine.memory_report())
+            reading, building = Timed(progress), Timed(compiling)
+            model = backend.load(file, config, plan, memory, LoadOptions(policy, reading, building))
+            loading = LoadFigures(reading.done, reading.seconds, building.done, building.seconds)
+            engine = cls(model, plan, memory, backend, log, loading)
+            log("loaded", memory=engine.memory_report(), loading=loading)
             undo.pop_all()
         return engine
 
@@ -205,6 +216,15 @@ class Engine:
     def expert_counts(self) -> CacheCounts:
         """Return what the expert cache did since loading; nothing for a dense model."""
         return self._model.experts.counts.copy() if self._model.experts else CacheCounts()
+
+    def take_distinct_experts(self) -> int:
+        """Return how many different experts, of all layers, were asked for since this was last called."""
+        if self._model.experts is None:
+            return 0
+        seen = self._model.experts.seen
+        count = int(np.count_nonzero(seen))
+        seen[...] = False
+        return count
 
     def memory_report(self) -> MemoryReport:
         """Set planned and actual side by side; the peak is the highest at the end of a chunk or step.

@@ -84,11 +84,14 @@ class ExpertResidency:
     experts : int
         Of a layer.
     counts : CacheCounts
+    seen : NDArray[np.bool_]
+        Which keys were ever asked for.
     """
 
     def __init__(self, store: ExpertStore, slots: Slots, policy: EvictionPolicy, *, layers: int) -> None:
         self.experts = store.experts
         self.counts = CacheCounts()
+        self.seen = np.zeros(layers * store.experts, np.bool_)
         self._store = store
         self._slots = slots
         self._policy = policy
@@ -109,6 +112,7 @@ class ExpertResidency:
         """Count a layer call; return its keys and which of them are in a slot."""
         keys = layer * self.experts + experts
         self._policy.used(keys)
+        self.seen[keys] = True
         resident = self._slot_of[keys] != EMPTY
         hits = int(np.count_nonzero(resident))
         self.counts.calls += 1

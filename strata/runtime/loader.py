@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +26,37 @@ from strata.runtime.policies import EvictionPolicy
 LoadProgress = Callable[[int, int], None]  # bytes read, bytes to read
 CompileProgress = Callable[[int, int], None]  # kernels ready, kernels in all
 MakePolicy = Callable[[int], EvictionPolicy]  # from the number of experts in the model
+
+
+class LoadFigures(msgspec.Struct, frozen=True):
+    """How long loading took: the file's bytes that were read, and the kernels that were made ready."""
+
+    read_bytes: int
+    read_s: float
+    kernels: int
+    kernels_s: float
+
+    @property
+    def read_bytes_per_s(self) -> float | None:
+        """Speed of reading; None when nothing was read."""
+        return self.read_bytes / self.read_s if self.read_s else None
+
+
+class Timed:
+    """Passes progress on, and notes how much was done and how long it took."""
+
+    def __init__(self, progress: Callable[[int, int], None]) -> None:
+        self._progress = progress
+        self._started: float | None = None
+        self.done = 0
+        self.seconds = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Note and pass on one report."""
+        now = time.perf_counter()
+        self._started = now if self._started is None else self._started
+        self.done, self.seconds = done, now - self._started
+        self._progress(done, total)
 
 
 @dataclass(frozen=True)
@@ -75,6 +108,10 @@ class CountsExperts(Protocol):
     @property
     def counts(self) -> CacheCounts:
         """Since loading."""
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """For each expert whether it was asked for; the caller may clear it."""
 
 
 @dataclass(frozen=True)
