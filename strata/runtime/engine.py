@@ -32,6 +32,8 @@ from strata.runtime.models import load_config
 from strata.runtime.policies import FrequencyOverAge
 from strata.runtime.process_memory import MemoryReport, anonymous_bytes
 
+_STEPS_A_LOOK = 64  # at the process's memory
+
 Logits = NDArray[np.float32]
 
 
@@ -191,7 +193,8 @@ class Engine:
             chunk = list(tokens[start : start + most])
             last = self._model.step(chunk, kv.length, logits=start + len(chunk) == len(tokens))
             kv.tokens.extend(chunk)  # the one step that makes the chunk part of the sequence
-            self._peak = max(self._peak, anonymous_bytes())
+            if len(chunk) > 1 or kv.length % _STEPS_A_LOOK == 0:  # a look takes as long as a twentieth of a quick step
+                self._peak = max(self._peak, anonymous_bytes())
             if progress:
                 progress(start + len(chunk), len(tokens))
         assert last is not None
