@@ -88,6 +88,10 @@ class KernelError(StrataError):
     """A kernel could not be compiled, loaded or launched."""
 
 
+class DeviceFailed(StrataError):
+    """A CUDA device does not start, failed while it ran, or was lost."""
+
+
 class AllocationFailed(StrataError):
     """A memory refused a planned reservation at load time.
 

@@ -47,9 +47,10 @@ class ResidentExperts:
         self.asked: list[np.ndarray] = []
         self.weights: list[np.ndarray] = []
 
-    def run(self, layer: int, hidden: Any, ids: Any, results: Any) -> None:
+    def add(self, layer: int, hidden: Any, ids: Any, weights: Any, residual: Any) -> None:
         self.asked.append(ids.copy())
-        self.weights.append(self.buffers["weights"][: len(ids)].copy())
+        self.weights.append(weights.copy())
+        results = self.buffers["results"][: len(ids)]
         experts = np.unique(ids)
         for part in np.array_split(experts, min(self.waves, len(experts))):
             where = [np.nonzero(ids == expert) for expert in part]
@@ -59,6 +60,7 @@ class ResidentExperts:
                 [ranks for _, ranks in where],
             )
             self.ops.expert_ffn(hidden, self.slots, wave, results)
+        self.ops.combine(results, weights, residual)
 
 
 def read_tensor(file: GGUFFile, name: str) -> np.ndarray:

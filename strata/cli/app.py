@@ -98,6 +98,40 @@ def run(
 @app.command(cls=Command)
 @boundary
 @with_plan_options
+def bench(
+    model: Model,
+    prompts: Annotated[
+        str, typer.Option("-p", "--prompts", metavar="N,N", help="Lengths of prompts to measure; '' is none.")
+    ] = "128,512",
+    tokens: Annotated[
+        int, typer.Option("-n", "--tokens", min=0, metavar="N", help="Steps to measure at each depth; 0 is none.")
+    ] = 64,
+    depths: Annotated[
+        str, typer.Option("-d", "--depths", metavar="N,N", help="Tokens in front of the steps.")
+    ] = "0,512",
+    repetitions: Annotated[
+        int, typer.Option("-r", "--repetitions", min=1, metavar="N", help="How often, after one to warm up.")
+    ] = 5,
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of the random tokens that are fed.")] = 0,
+    json: Json = False,
+    *,
+    options: "PlanOptions",
+) -> None:
+    """Measure how fast prompts are read and tokens made; prints rows for a Markdown table.
+
+    Tokens are random, so that every run touches the experts anew. Memory is compared with what the checks measured.
+
+    [dim]strata bench demo
+    strata bench model.gguf --device cuda -p 512,2048 -n 128 -d 0,4096 -r 5[/]
+    """
+    from strata.cli.bench import BenchRequest, bench_model
+
+    bench_model(BenchRequest(model, prompts, tokens, depths, repetitions, seed, json), options)
+
+
+@app.command()
+@boundary
+@with_plan_options
 def plan(
     model: Model,
     output: Annotated[

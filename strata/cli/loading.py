@@ -1,65 +1,78 @@
-"""Loading by a plan, and the one re-plan when a memory refuses what the plan rests on."""
+"""From a plan to a loaded model: shown, loaded with progress, and planned once more when a memory refuses a line."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from strata.cli.output import err, say, unicode_ok
-from strata.cli.preflight import OpenModel, take_facts
+from strata.cli.output import err, unicode_ok
+from strata.cli.preflight import OpenModel, make_or_load_plan, take_facts
 from strata.cli.progress import steps
-from strata.errors import AllocationFailed, PlanInfeasible
+from strata.errors import AllocationFailed
 
 if TYPE_CHECKING:
-    from strata.doctor.plan import AllocationPlan, PlanOptions, Reservation
+    from strata.cli.replan import Retry
+    from strata.doctor.facts import Facts
+    from strata.doctor.plan import AllocationPlan, PlanOptions
     from strata.runtime.engine import Engine
     from strata.runtime.runlog import RunLog
 
-_MIB = 1 << 20
-# Of what the system would still map, what is left for that which no line is charged for: address space of thread
-# stacks and of the allocator's arenas, which counts against `ulimit -v` although it takes no RAM.
-_UNPLANNED_BYTES = 64 * _MIB
+LoadOnce = Callable[["AllocationPlan"], "Engine"]
 
-_RAISE = "Raise the limit on this process (ulimit -v, a container's) or free RAM"
+
+def versions() -> dict[str, str]:
+    """Return the versions that a run's log begins with."""
+    import platform
+    from importlib import metadata
+
+    import numpy
+
+    from strata import __version__
+
+    found = {"strata": __version__, "python": platform.python_version(), "numpy": numpy.__version__}
+    for name in ("cupy-cuda12x", "cupy-cuda13x", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def plan_to_run(
+    model: OpenModel, facts: Facts, options: PlanOptions, saved: Path | None = None
+) -> tuple[AllocationPlan, tuple[str, ...]]:
+    """Make or load a plan as `make_or_load_plan` does, for the CPU where the person left the choice and the GPU cannot.
+
+    Returns
+    -------
+    plan : AllocationPlan
+    notes : tuple of str
+    """
+    from strata.runtime.cuda.support import why_not
+
+    plan, notes = make_or_load_plan(model.facts, facts, options, saved)
+    if saved is None and options.device == "auto" and plan.device.backend == "cuda":
+        found = why_not(model.file, model.facts, plan.kv)
+        if found:
+            on_cpu = msgspec.structs.replace(options, device="cpu", gpu=None)
+            plan, notes = make_or_load_plan(model.facts, facts, on_cpu)
+            notes = (*notes, f"This runs on the CPU: {found}.")
+    return plan, notes
 
 
 def show_plan(plan: AllocationPlan) -> None:
     """Print a plan's table to stderr."""
-    import sys
-
     from strata.doctor.plan_table import plan_table
 
     err().print(plan_table(plan, unicode=unicode_ok(sys.stderr)))
     err().print()
 
 
-def require_context(plan: AllocationPlan) -> None:
-    """Refuse to go on where the plan's line for interpreter, libraries and tokenizer would be refused.
-
-    Some of those libraries end the process when memory is refused, without a word on what was asked.
-
-    Raises
-    ------
-    AllocationFailed
-        The system grants less.
-    """
-    from strata.runtime.process_memory import anonymous_bytes, mappable_bytes
-
-    line = plan.line("context")
-    needed = max(line.bytes - anonymous_bytes(), 0) if line else 0
-    granted = mappable_bytes(needed)
-    if line and granted + _MIB < needed:
-        raise AllocationFailed(
-            f'take {_mib(line.bytes)} of RAM for "{line.id}" ({line.what})',
-            f"the system grants this process {granted // _MIB:,} MiB more, and {_mib(needed)} are still needed",
-            _RAISE,
-            line=line.id,
-            nbytes=line.bytes,
-        )
-
-
-def load(model: OpenModel, plan: AllocationPlan, log: RunLog, *, quiet: bool) -> Engine:
+def load(model: OpenModel, plan: AllocationPlan, options: PlanOptions, log: RunLog, *, quiet: bool) -> Engine:
     """Load by the plan; when a memory refuses a line, plan once more with what it grants, and say so.
 
     Parameters
@@ -67,6 +80,8 @@ def load(model: OpenModel, plan: AllocationPlan, log: RunLog, *, quiet: bool) ->
     model : OpenModel
     plan : AllocationPlan
         Feasible.
+    options : PlanOptions
+        As typed: whether the CPU may stand in for a GPU.
     log : RunLog
     quiet : bool
         Leave out the second plan's table.
@@ -76,77 +91,91 @@ def load(model: OpenModel, plan: AllocationPlan, log: RunLog, *, quiet: bool) ->
     PlanInfeasible
         What the system grants is too little for any plan.
     AllocationFailed
-        The second plan was refused as well. Nothing stays allocated.
+        The second plan was refused as well, or no other helps. Nothing stays allocated.
     """
+    if plan.device.backend == "numpy":
+        return _load_in_ram(model, plan, log, quiet=quiet)
+    from strata.doctor.planner import make_plan
+
+    facts: list[Facts] = []  # as they are after the refusal, taken once
+
+    def plan_again(retry: Retry) -> AllocationPlan:
+        facts[:] = facts or [take_facts(model.file.path)]
+        return make_plan(facts[0], model.facts, retry.options)
+
+    def load_once(plan: AllocationPlan) -> Engine:
+        return _load_once(model, plan, log)
+
+    return load_on_device(
+        plan, log, load_once, plan_again, wsl=_under_wsl(), may_use_cpu=options.device == "auto", quiet=quiet
+    )
+
+
+def load_on_device(
+    plan: AllocationPlan,
+    log: RunLog,
+    load_once: LoadOnce,
+    plan_again: Callable[[Retry], AllocationPlan],
+    *,
+    wsl: bool,
+    may_use_cpu: bool,
+    quiet: bool,
+) -> Engine:
+    """Load by a plan for a device; when a memory refuses a line, plan once more without what was refused.
+
+    Parameters
+    ----------
+    plan_again : callable
+        Makes another plan, as a `Retry` asks.
+    wsl : bool
+        It runs under WSL2, to be said.
+    quiet : bool
+        Say that there is a second plan, and do not show it.
+
+    Raises
+    ------
+    AllocationFailed
+        It was refused again, or nothing can be planned without it. Nothing stays allocated.
+    """
+    from strata.cli.replan import other_ways, refusal, say_refused, told
+
+    try:
+        return load_once(plan)
+    except AllocationFailed as error:
+        first = error
+    retry = second = None
+    for retry in other_ways(plan, first, may_use_cpu=may_use_cpu):
+        second = plan_again(retry)
+        if second.feasible:
+            break
+    if retry is None or second is None or not second.feasible:
+        raise refusal(plan, first, wsl=wsl, no_plan=second) from first
+    say_refused(told(plan, first, wsl=wsl), retry.said)
+    log.event("replan", refused=first.line, options=retry.options)
+    if not quiet:
+        show_plan(second)
+    try:
+        return load_once(second)
+    except AllocationFailed as error:
+        raise refusal(second, error, wsl=wsl, again=True) from error
+
+
+def _load_in_ram(model: OpenModel, plan: AllocationPlan, log: RunLog, *, quiet: bool) -> Engine:
+    from strata.cli.ram_replan import plan_in_less_ram
+
     try:
         return _load_once(model, plan, log)
-    except AllocationFailed as refusal:  # everything that was taken has been given back by now
-        granted = _granted_bytes(plan, refusal)
-        say(f"{refusal.asked}: {refusal.found}")
-        say(f"Planning once more, with the {granted // _MIB:,} MiB of RAM that the system grants.")
-        log.event("replan", refused=refusal.line, ram_budget_bytes=granted)
-        second = _plan_again(model, plan, granted)
-        if not quiet:
-            show_plan(second)
-        if not second.feasible:
-            raise _too_little(refusal, second, granted) from None
+    except AllocationFailed as refusal:
+        second = plan_in_less_ram(model, plan, refusal, log)
+    if not quiet:
+        show_plan(second)
     return _load_once(model, second, log)
 
 
-def _granted_bytes(plan: AllocationPlan, refusal: AllocationFailed) -> int:
-    """Return the RAM to plan with once more: what was granted, or what the system would grant now if that is more.
+def _under_wsl() -> bool:
+    import platform
 
-    Always less than the plan that was refused, and no more than its `--ram-budget`.
-    """
-    from strata.runtime.process_memory import anonymous_bytes, mappable_bytes
-
-    planned = _ram_bytes(plan)
-    now = anonymous_bytes() + mappable_bytes(planned) - _UNPLANNED_BYTES
-    granted = max(now, sum(line.bytes for line in _granted_lines(plan, refusal)))
-    return min(granted, planned - _MIB, plan.options.ram_budget_bytes or planned)
-
-
-def _granted_lines(plan: AllocationPlan, refusal: AllocationFailed) -> list[Reservation]:
-    """Return the lines in RAM that were taken before the refusal; memory for temporaries is asked for after all."""
-    from strata.doctor.plan import Tier
-    from strata.runtime.memory import TEMPORARIES_LINE
-
-    lines = [line for line in plan.reservations if line.tier is not Tier.FILE]
-    if refusal.line == TEMPORARIES_LINE:
-        return [line for line in lines if line.id != refusal.line]
-    return lines[: [line.id for line in lines].index(refusal.line)]
-
-
-def _ram_bytes(plan: AllocationPlan) -> int:
-    from strata.doctor.plan import Tier
-
-    return sum(line.bytes for line in plan.reservations if line.tier is not Tier.FILE)
-
-
-def _plan_again(model: OpenModel, plan: AllocationPlan, granted: int) -> AllocationPlan:
-    """Plan what the first plan promised (a saved one's context and KV type, not today's options) in less RAM."""
-    from strata.doctor.planner import make_plan
-
-    options: PlanOptions = msgspec.structs.replace(
-        plan.options, max_context=plan.context, kv=plan.kv, ram_budget_bytes=granted
-    )
-    second = make_plan(take_facts(model.file.path), model.facts, options)
-    # More of a budget is no way out: the system refused what lies beyond it.
-    changes = tuple(change for change in second.changes if "--ram-budget" not in change.option and change.option)
-    return msgspec.structs.replace(second, changes=changes)
-
-
-def _too_little(refusal: AllocationFailed, second: AllocationPlan, granted: int) -> PlanInfeasible:
-    least, change = _ram_bytes(second), f"; or use {second.changes[0].option}" if second.changes else ""
-    return PlanInfeasible(
-        refusal.asked,
-        f"{refusal.found}; {granted // _MIB:,} MiB are granted in all, and the smallest plan takes {_mib(least)}",
-        f"{_RAISE}, {_mib(max(least - granted, _MIB))} are missing{change}",
-    )
-
-
-def _mib(nbytes: int) -> str:
-    return f"{-(-nbytes // _MIB):,} MiB"
+    return "microsoft" in platform.release().lower()
 
 
 def _load_once(model: OpenModel, plan: AllocationPlan, log: RunLog) -> Engine:
@@ -154,5 +183,9 @@ def _load_once(model: OpenModel, plan: AllocationPlan, log: RunLog) -> Engine:
 
     with steps() as progress:
         return Engine.load(
-            model.file, plan, progress=lambda done, total: progress("loading", done, total), log=log.event
+            model.file,
+            plan,
+            progress=lambda done, total: progress("loading", done, total),
+            compiling=lambda done, total: progress(f"making kernels ready, {done} of {total}", None, None),
+            log=log.event,
         )

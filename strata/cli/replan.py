@@ -105,7 +105,9 @@ def told(plan: AllocationPlan, failed: AllocationFailed, *, wsl: bool) -> tuple[
     words = str(cause)
     if cause.granted_bytes:
         words += f", after {size(cause.granted_bytes)} of it"
-    if cause.free_bytes is not None:
+    if cause.around:
+        words += f"; {cause.around}"
+    elif cause.free_bytes is not None:
         counts = "system" if line and line.tier is Tier.PAGEABLE else "driver"
         words += f"; {size(cause.free_bytes)} free by the {counts}'s count"
     if cause.broken:
@@ -116,6 +118,20 @@ def told(plan: AllocationPlan, failed: AllocationFailed, *, wsl: bool) -> tuple[
     else:
         return refused, words
     return refused, words, meaning
+
+
+def say_refused(refused: tuple[str, ...], then: str) -> None:
+    """Print a refusal, as `told` has it, and what comes of it to stderr, broken at the terminal's width."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from strata.cli.output import err
+
+    what, *clauses = refused
+    err().print(Text.assemble(("refused:", "yellow"), f" {what}"))
+    for text in (*(f"{clause}." for clause in clauses), then):
+        err().print(Padding(Text(text), (0, 0, 0, 2)))
+    err().print()
 
 
 def refusal(

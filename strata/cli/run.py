@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strata.cli.loading import load, plan_to_run, show_plan, versions
 from strata.cli.output import err, say, warn
 from strata.cli.preflight import (
     OpenModel,
-    make_or_load_plan,
     open_model,
     require_feasible,
     require_no_options,
@@ -18,6 +18,7 @@ from strata.cli.preflight import (
     with_notes,
 )
 from strata.cli.prompt import check_prompt, read_prompt, room
+from strata.cli.ram_replan import require_context
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
@@ -54,7 +55,6 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         Whatever keeps it from answering; nothing stays allocated.
     """
     from strata.cli.conversation import Conversation
-    from strata.cli.loading import load, require_context, show_plan
     from strata.cli.session import Session
     from strata.cli.simulated_run import load_simulated, simulated_log_folder, simulated_machine
     from strata.runtime.models import load_config
@@ -81,8 +81,8 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
             facts, options = simulated.facts, simulated.options
         else:
             facts = take_facts(model.file.path)
-        log.event("start", versions=_versions(), facts_sha256=fingerprint(facts))
-        plan, notes = make_or_load_plan(model.facts, facts, options, request.plan_file)
+        log.event("start", versions=versions(), facts_sha256=fingerprint(facts))
+        plan, notes = plan_to_run(model, facts, options, request.plan_file)
         if simulated:
             plan = with_notes(plan, simulated.notes)
         for note in notes:
@@ -104,23 +104,13 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         if simulated:
             loaded = load_simulated(model, plan, simulated, log, quiet=request.json)
         else:
-            loaded = load(model, plan, log, quiet=request.json)
+            loaded = load(model, plan, options, log, quiet=request.json)
         with loaded as engine:
             session = Session(engine, conversation, sampler, log, seed=seed, max_tokens=request.max_tokens)
             if tokens is None:
                 session.chat()
             else:
                 session.answer_once(tokens, json=request.json)
-
-
-def _versions() -> dict[str, str]:
-    import platform
-
-    import numpy
-
-    from strata import __version__
-
-    return {"strata": __version__, "python": platform.python_version(), "numpy": numpy.__version__}
 
 
 def _show_preflight(facts: Facts, model: OpenModel | None, plan: AllocationPlan, options: PlanOptions) -> None:

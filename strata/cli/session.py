@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from strata.cli.conversation import Conversation
 from strata.cli.output import emit_json, err, say, stop
 from strata.cli.progress import steps
-from strata.doctor.units import size
+from strata.doctor.plan import Tier
+from strata.doctor.units import GIB, size
 from strata.errors import ExitCode, UsageError
 from strata.runtime.answer import Content, Part, Reasoning, ToolCall
 from strata.runtime.engine import Engine
@@ -163,6 +164,20 @@ class Session:
             f"memory: planned {size(report.planned_bytes)}, taken at most {size(report.peak_bytes)}"
             f" ({size(abs(report.difference_bytes))} {over} than planned) | seed {self._seed}"
         )
+        if report.vram_taken_bytes is not None:
+            planned = self._engine.plan.planned_bytes(Tier.VRAM)
+            over = "less" if planned >= report.vram_taken_bytes else "MORE"
+            _dim(
+                f"VRAM: planned {size(planned)}, taken {size(report.vram_taken_bytes)} by the driver's count"
+                f" ({size(abs(planned - report.vram_taken_bytes))} {over} than planned)"
+            )
+        loading = self._engine.loading
+        if loading.kernels:
+            _dim(
+                f"loaded {size(loading.read_bytes)} in {loading.read_s:.1f} s"
+                f" ({(loading.read_bytes_per_s or 0) / GIB:.1f} GiB/s),"
+                f" {loading.kernels} kernels ready in {loading.kernels_s:.1f} s"
+            )
         if self._log.path:
             _dim(f"log: {self._log.path}")
 

@@ -6,24 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from rich.padding import Padding
-from rich.text import Text
 
-from strata.cli.output import err, unicode_ok
+from strata.cli.loading import load_on_device
 from strata.cli.progress import steps
-from strata.cli.replan import other_ways, refusal, told
 from strata.cli.simulation import Simulated, simulate
 from strata.doctor.plan_io import load_plan
-from strata.doctor.plan_table import plan_table
 from strata.doctor.planner import make_plan
 from strata.doctor.simulated_backend import SIMULATED
-from strata.errors import AllocationFailed, PlanMismatch
+from strata.errors import PlanMismatch
 from strata.runtime.engine import Engine
 from strata.runtime.runlog import log_folder
 from strata.runtime.simulated import SimulatedDevice
 
 if TYPE_CHECKING:
     from strata.cli.preflight import OpenModel
+    from strata.cli.replan import Retry
     from strata.doctor.facts import Facts
     from strata.doctor.plan import AllocationPlan, PlanOptions
     from strata.runtime.runlog import RunLog
@@ -79,30 +76,23 @@ def load_simulated(
         It was refused again, or nothing can be planned without it. Nothing stays allocated.
     """
     device = SimulatedDevice(simulated.machine)
-    wsl = bool(simulated.facts.host.value and simulated.facts.host.value.wsl == "wsl2")
-    try:
-        return _load(model, plan, log, device)
-    except AllocationFailed as error:
-        first = error
-    retry = second = None
-    for retry in other_ways(plan, first, may_use_cpu=simulated.may_use_cpu):
-        facts = _on_this_cpu(simulated.facts) if retry.on_cpu else simulated.facts
-        second = make_plan(facts, model.facts, retry.options)
-        if second.feasible:
-            break
-    if retry is None or second is None or not second.feasible:
-        raise refusal(plan, first, wsl=wsl, no_plan=second) from first
-    if retry.on_cpu:  # computed here, so nothing is said of how fast it would be there
-        second = msgspec.structs.replace(second, expected=None, notes=(*second.notes, _AS_RECORDED))
-    _say(told(plan, first, wsl=wsl), retry.said)
-    log.event("replan", refused=first.line, options=retry.options)
-    if not quiet:
-        err().print(plan_table(second, unicode=unicode_ok(err().file)))
-        err().print()
-    try:
-        return _load(model, second, log, None if retry.on_cpu else device)
-    except AllocationFailed as error:
-        raise refusal(second, error, wsl=wsl, again=True) from error
+
+    def plan_again(retry: Retry) -> AllocationPlan:
+        if not retry.on_cpu:
+            return make_plan(simulated.facts, model.facts, retry.options)
+        second = make_plan(_on_this_cpu(simulated.facts), model.facts, retry.options)
+        # It is computed here, so nothing is said of how fast it would be there.
+        return msgspec.structs.replace(second, expected=None, notes=(*second.notes, _AS_RECORDED))
+
+    return load_on_device(
+        plan,
+        log,
+        lambda plan: _load(model, plan, log, device if plan.device.backend == SIMULATED else None),
+        plan_again,
+        wsl=bool(simulated.facts.host.value and simulated.facts.host.value.wsl == "wsl2"),
+        may_use_cpu=simulated.may_use_cpu,
+        quiet=quiet,
+    )
 
 
 def _require_where(plan: AllocationPlan, *, simulated: bool) -> None:
@@ -140,12 +130,3 @@ def _load(model: OpenModel, plan: AllocationPlan, log: RunLog, device: Simulated
         if device is None:
             return Engine.load(model.file, plan, progress=tell, log=log.event)
         return Engine.load(model.file, plan, progress=tell, log=log.event, take=device.take, held=device.held_bytes)
-
-
-def _say(refused: tuple[str, ...], then: str) -> None:
-    """Print a refusal and what comes of it to stderr, broken at the terminal's width."""
-    what, *clauses = refused
-    err().print(Text.assemble(("refused:", "yellow"), f" {what}"))
-    for text in (*(f"{clause}." for clause in clauses), then):
-        err().print(Padding(Text(text), (0, 0, 0, 2)))
-    err().print()

@@ -41,8 +41,8 @@ _WEIGHTS_PER_ROOT_TFLOPS = 1.25e12
 class CudaBackend:
     """Implements `candidates.Backend`."""
 
-    kv_types: tuple[str, ...] = ("f16", "int8")
-    chunks: tuple[int, ...] = (4096, 2048, 1024, 512, 128, 32, 1)
+    kv_types: tuple[str, ...] = ("f16", "int8", "f32")
+    chunks: tuple[int, ...] = (8, 4, 2, 1)  # what the decode kernels take at once: there are no others yet
     host_choices: tuple[HostChoice, ...] = (
         HostChoice(Tier.PINNED, Tier.PINNED),
         HostChoice(Tier.PAGEABLE, Tier.PINNED),
@@ -54,6 +54,8 @@ class CudaBackend:
     def __init__(self, facts: Facts, model: ModelFacts, options: PlanOptions) -> None:
         self._gpu = choose_gpu(facts, options.gpu)
         self._model = model
+        if model.tied_head:  # which is the embedding, and on the device
+            self.host_choices = tuple(choice for choice in self.host_choices if choice.embedding is Tier.FILE)
         self.device = DeviceRef(backend="cuda", id=self._gpu.uuid, name=self._gpu.name)
         self.experts = ExpertSizes.of(model)
         self.minimum_slots = minimum_slots(model, len(self.experts.classes))
@@ -65,7 +67,7 @@ class CudaBackend:
         self._slot_bytes = tuple(cuda_footprint.expert_slot_bytes(c.bytes) for c in self.experts.classes)
         self._pool_bytes: dict[int, int] = {}
         self._context, context_notes = _context(self._gpu)
-        self.notes = (*context_notes, *thread_notes, "This plan cannot be run yet: Strata's CUDA backend is not there.")
+        self.notes = (*context_notes, *thread_notes)
 
     @cached_property
     def speeds(self) -> Speeds:
@@ -81,14 +83,19 @@ class CudaBackend:
             2 * self._model.top_k * self.experts.largest_stored_bytes,
             f"2 x {self._model.top_k} experts x {self.experts.largest_stored_bytes:,} bytes",
         )
-        lines = self._lines.host_lines(self._model, host.embedding, host.staging, ring)
+        io = self._lines.line(
+            "host_io",
+            "tokens in, logits out, file pieces",
+            host.staging,
+            cuda_footprint.host_io_size(self._model, chunk),
+            len(cuda_footprint.host_io(self._model, chunk)),
+        )
+        lines = (io, *self._lines.host_lines(self._model, host.embedding, host.staging, ring))
         return (*self._whatever_the_host[request, chunk], *(line for line in lines if line.bytes))
 
     def _lines_of(self, request: Request, chunk: int) -> tuple[Reservation, ...]:
         """Make the lines that do not depend on where the host's lie."""
         m, line = self._model, self._lines.line
-        sampler = Size(8 * m.vocab, f"{m.vocab:,} tokens x 8")
-        tables = Size(16 * self.experts.total, f"{self.experts.total:,} experts x 16")
         process = Size(PROCESS + PROCESS_PER_TOKEN * m.vocab, f"{size(PROCESS)} + {m.vocab:,} tokens x 1 KiB")
         lines = (
             line("context", "CUDA context", Tier.VRAM, self._context),
@@ -103,10 +110,14 @@ class CudaBackend:
                 2 * m.layers,
             ),
             line("recurrent_state", "recurrent state, float32", Tier.VRAM, recurrent_state(m)),
-            line("workspace", "a prompt chunk's activations", Tier.VRAM, cuda_footprint.workspace_size(m, chunk)),
+            line(
+                "workspace",
+                "a call's activations",
+                Tier.VRAM,
+                cuda_footprint.workspace_size(m, chunk),
+                len(cuda_footprint.workspace(m, chunk)),
+            ),
             line("logits", "logits of one token", Tier.VRAM, Size(4 * m.vocab, f"{m.vocab:,} tokens x 4")),
-            line("sampler", "sampling order", Tier.VRAM, sampler),
-            line("expert_tables", "which expert has which slot", Tier.VRAM, tables),
             line("graphs", "captured graphs, libraries", Tier.VRAM, Size(GRAPHS, "assumed")),
             line("process", "Python, libraries, tokenizer", Tier.PAGEABLE, process),
         )

@@ -72,11 +72,17 @@ class Problem:
 
 def backend_for(facts: Facts, model: ModelFacts, options: PlanOptions) -> Backend:
     """Return what the planner needs to know of the backend that the options name."""
-    if options.device == "cuda" or (options.device == "auto" and options.gpu is not None):
+    if options.device == "cuda" or (options.device == "auto" and (options.gpu is not None or _gpu_is_ready(facts))):
         return CudaBackend(facts, model, options)
     if options.device == SIMULATED:
         return SimulatedBackend(facts, model, options)
     return NumpyBackend(facts, model, options)
+
+
+def _gpu_is_ready(facts: Facts) -> bool:
+    """Say whether `--device auto` takes the GPU: CUDA sees one, and a kernel was compiled for it and ran right."""
+    cuda = facts.cuda.value
+    return cuda is not None and bool(cuda.devices) and bool(cuda.kernel_ok)
 
 
 def request_for(backend: Backend, model: ModelFacts, options: PlanOptions) -> Request:
@@ -189,7 +195,7 @@ def _about_auto(facts: Facts, options: PlanOptions, backend: Backend) -> tuple[s
     if options.device != "auto" or backend.device.backend != "numpy":
         return ()
     return tuple(
-        f"{gpu.name} is not used: Strata cannot run on it yet; --device cuda shows what the plan for it would be."
+        f"{gpu.name} is not used: no kernel was seen to run on it (strata doctor says why); --device cuda plans for it."
         for gpu in gpus(facts)[:1]
     )
 

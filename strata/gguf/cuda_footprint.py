@@ -1,15 +1,21 @@
 """How many bytes a model needs on the CUDA backend, as pure functions of its facts.
 
-Weights keep their stored form on the device, block for block, so their sizes are the file's. Letters as in
-`footprint`; W is the summed output width of one layer's dense projections.
+Weights keep their stored form on the device, block for block, so their sizes are the file's.
 """
 
 from __future__ import annotations
 
-from strata.gguf.footprint import Size
+from collections.abc import Sequence
+
+from strata.gguf.footprint import ITEM_BYTES, BufferSpec, Size
 from strata.gguf.model_facts import ModelFacts
 
 ARRAY_ALIGNMENT = 256  # bytes: what the allocator and the widest copies want
+CALL_TOKENS = 8  # that one call of the decode kernels takes
+ATTENTION_SPLITS = 32  # as in `strata.kernels.cuda_layout`
+INPUT_ROWS = 64  # where the rows start in "inputs", bytes
+LOAD_PIECE = 4 << 20  # bytes of the file that are brought to the device at once
+LOAD_PIECES = 8  # on their way at the same time
 KV_GROUP = 64  # values of an int8 KV cache that share one f16 scale
 
 
@@ -23,33 +29,98 @@ def dense_size(model: ModelFacts) -> Size:
 
 
 def kv_cache_size(model: ModelFacts, context: int, kv: str) -> Size:
-    """Bytes of keys, values and index keys of `context` tokens; `kv` is "f16" or "int8"."""
+    """Bytes of keys, values and index keys of `context` tokens; `kv` is "f16", "f32" or "int8"."""
     groups = sum(model.kv_heads)
     values = groups * (model.key_length + model.value_length) + model.index_values
-    nbytes = 2 * values if kv == "f16" else values + 2 * -(-values // KV_GROUP)
-    each = "2" if kv == "f16" else f"(1 + 2 / {KV_GROUP})"
-    return Size(context * nbytes, f"{context} tokens x {values} values x {each}")
+    if kv == "int8":
+        return Size(
+            context * (values + 2 * -(-values // KV_GROUP)),
+            f"{context} tokens x {values} values x (1 + 2 / {KV_GROUP})",
+        )
+    return Size(context * values * ITEM_BYTES[kv], f"{context} tokens x {values} values x {ITEM_BYTES[kv]}")
+
+
+def workspace(model: ModelFacts, chunk: int) -> tuple[BufferSpec, ...]:
+    """List the device's arrays that a call works in, whatever the context.
+
+    Parameters
+    ----------
+    model : ModelFacts
+    chunk : int
+        Tokens of the largest prompt chunk; a call takes `CALL_TOKENS` of them at most.
+
+    Returns
+    -------
+    tuple of BufferSpec
+        Names starting with ``ops.`` are scratch of the operations; "inputs" has what changes from call to call, "piece"
+        a piece of the file on its way to its place.
+    """
+    tokens, heads, groups = min(chunk, CALL_TOKENS), model.heads, max(model.kv_heads)
+    key, value = model.key_length, model.value_length
+    buffers = [
+        BufferSpec("x", (tokens, model.embedding)),
+        BufferSpec("q", (tokens, heads * key)),
+        BufferSpec("k", (tokens, groups * key)),
+        BufferSpec("v", (tokens, groups * value)),
+        BufferSpec("attended", (tokens, heads * value)),
+        BufferSpec("rope", (key // 2,)),
+        _inputs(model, tokens),
+        BufferSpec("piece", (LOAD_PIECE,), "u8"),
+        BufferSpec("ops.partial", (tokens * heads * ATTENTION_SPLITS * (value + 2),)),
+        BufferSpec("ops.counters", (tokens * heads,), "u32"),
+    ]
+    if model.experts:
+        buffers += [
+            BufferSpec("hidden", (tokens, model.embedding)),
+            BufferSpec("ids", (model.layers, tokens, model.top_k), "i32"),
+            BufferSpec("slots", (tokens, model.top_k), "i32"),
+            BufferSpec("weights", (tokens, model.top_k)),
+            BufferSpec("ops.logits", (tokens, model.experts)),
+            BufferSpec("ops.activation", (tokens * model.top_k, model.expert_width)),
+        ]
+    else:
+        buffers += [BufferSpec(f"ops.{name}", (tokens, model.feed_forward)) for name in ("gate", "up")]
+    return tuple(buffers)
 
 
 def workspace_size(model: ModelFacts, chunk: int) -> Size:
-    """Bytes of what a call of up to `chunk` tokens works in.
+    """Bytes of `workspace`, and the largest parts by name."""
+    return _sum(workspace(model, chunk), f"{min(chunk, CALL_TOKENS)} tokens")
 
-    For each token: seven arrays of the hidden size in float32 (the residual, its norm, temporaries and up to four
-    residual streams), every dense projection of a layer in float32 with its f16 operand, the K expert results, what
-    the K experts compute in between, and the router's logits, order and weights. For Qwen3.8-Flash-Next this comes to
-    427 KB, beside about 430 KB reported for another engine.
-    """
-    width = -(-model.dense.elements // (model.layers * model.embedding))
-    top_k = model.top_k
-    terms = {
-        "hidden": 28 * model.embedding,
-        "dense": 6 * width + 4 * model.feed_forward,
-        "experts": top_k * (4 * model.embedding + 10 * model.expert_width),
-        "router": 4 * model.experts + 24 * top_k,
-    }
-    fixed = 16 << 20  # partial results of attention and of split products
-    formula = " + ".join(f"{name} {nbytes}" for name, nbytes in terms.items() if nbytes)
-    return Size(fixed + chunk * sum(terms.values()), f"{chunk} tokens x ({formula}) + {fixed}")
+
+def host_io(model: ModelFacts, chunk: int) -> tuple[BufferSpec, ...]:
+    """List the host's arrays that copies to and from the device go through."""
+    tokens = min(chunk, CALL_TOKENS)
+    buffers = [
+        _inputs(model, tokens),
+        BufferSpec("logits", (1, model.vocab)),
+        BufferSpec("pieces", (LOAD_PIECES, LOAD_PIECE), "u8"),
+    ]
+    if model.experts:
+        buffers += [
+            BufferSpec("ids", (model.layers, tokens, model.top_k), "i32"),
+            BufferSpec("slots", (tokens, model.top_k), "i32"),
+        ]
+    return tuple(buffers)
+
+
+def host_io_size(model: ModelFacts, chunk: int) -> Size:
+    """Bytes of `host_io`, and the largest parts by name."""
+    return _sum(host_io(model, chunk), f"{min(chunk, CALL_TOKENS)} tokens")
+
+
+def _inputs(model: ModelFacts, tokens: int) -> BufferSpec:
+    """Position and tokens, then the tokens' rows of the embedding, as stored."""
+    row = model.embedding_table.bytes // max(model.vocab, 1)
+    return BufferSpec("inputs", (INPUT_ROWS + tokens * row,), "u8")
+
+
+def _sum(specs: Sequence[BufferSpec], what: str) -> Size:
+    parts = {spec.name: spec.nbytes for spec in specs}
+    largest = sorted(parts, key=lambda name: -parts[name])[:4]
+    rest = sum(parts.values()) - sum(parts[name] for name in largest)
+    terms = [f"{name.removeprefix('ops.')} {parts[name]}" for name in largest]
+    return Size(sum(parts.values()), f"{what}: {' + '.join(terms)} + others {rest}")
 
 
 def expert_slot_bytes(stored: int) -> int:

@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ATTENTION_SPLITS = 32  # of the KV cache in attention (kSplits in cuda/attention.cu)
+MOST_TOKENS = 8  # of a call through the decode kernels
+
+
+def partial_size(tokens: int, heads: int, value_length: int) -> int:
+    """Return the floats of attention's scratch ``partial`` for calls of up to `tokens`."""
+    return tokens * heads * ATTENTION_SPLITS * (value_length + 2)
+
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:

@@ -14,11 +14,10 @@ from typing import Any
 import cupy
 
 from strata.kernels.compile import Kernel, compile_kernels
-from strata.kernels.cuda_layout import LAYOUTS, Tile
+from strata.kernels.cuda_layout import ATTENTION_SPLITS, LAYOUTS, Tile
 from strata.kernels.launch import Argument, LoadedKernel
 from strata.kernels.ops import Array, KvLayer, Rope, RopeStyle
 
-_SPLITS = 32  # of the KV cache in attention (kSplits in cuda/attention.cu)
 _FRESH = 8  # most tokens that attention appends by itself (kFresh there)
 _WARP = 32
 _TILE_ROWS = 16  # of a team of warps (kTileRows in cuda/gemv.cuh)
@@ -109,8 +108,9 @@ class CudaOps:
     Parameters
     ----------
     scratch : mapping of str to Array
-        ``partial`` float32 (see `partial_size`), ``counters`` uint32 zeros, ``logits`` float32 [T, N],
-        ``activation`` float32 [T * K, F]; for a dense model ``gate`` and ``up``, float32 [T, its width].
+        ``partial`` float32 (see `cuda_layout.partial_size`), ``counters`` uint32 zeros, ``logits`` float32 [T, N],
+        ``activation`` float32 [T * K, F]; for a dense model ``gate`` and ``up``, float32 [T, its width]; each for the
+        largest T.
     cache : Path, optional
         Where compiled kernels are kept.
     """
@@ -144,23 +144,28 @@ class CudaOps:
         """Write all of `weight` as float32 [rows, columns]."""
         self._gather(weight, None, weight.rows, out)
 
-    def to_planes(self, source: int, out: Array, type_: str) -> None:
-        """Bring one matrix from the file's order, at address `source`, into the device's; both uint8.
+    def to_planes(self, source: int, out: Array, type_: str, first: int = 0, count: int | None = None) -> None:
+        """Bring blocks of one matrix from the file's order, at address `source`, into the device's.
 
-        `source` may be device memory or page-locked host memory that the device can read.
+        `out` is the whole matrix, uint8; `source` has `count` of its blocks from block `first` on, all by default. It
+        may be device memory or page-locked host memory that the device can read.
         """
         layout = LAYOUTS[type_]
+        blocks = out.nbytes // layout.nbytes
+        count = blocks - first if count is None else count
+        nbytes = count * layout.nbytes
         if not layout.planes:
-            cupy.cuda.runtime.memcpyAsync(out.data.ptr, source, out.nbytes, 4, cupy.cuda.get_current_stream().ptr)
+            to = out.data.ptr + first * layout.nbytes
+            cupy.cuda.runtime.memcpyAsync(to, source, nbytes, 4, cupy.cuda.get_current_stream().ptr)
             return
         planes = _Planes(count=len(layout.planes), block=layout.nbytes)
         start = 0
         for i, (offset, size) in enumerate(layout.planes):
             planes.offset[i], planes.size[i], planes.start[i] = offset, size, start
             start += size
-        blocks = out.nbytes // layout.nbytes
-        grid = (-(-out.nbytes // (4 * 256)),)
-        self._launch("layout", "to_planes", grid, 256, ctypes.c_void_p(source), out, ctypes.c_uint64(blocks), planes)
+        grid = (-(-nbytes // (4 * 256)),)
+        numbers = (ctypes.c_uint64(number) for number in (blocks, first, count))
+        self._launch("layout", "to_planes", grid, 256, ctypes.c_void_p(source), out, *numbers, planes)
 
     def norm_project(
         self, x: Array, norm: Array, eps: float, weights: Sequence[CudaWeight], outs: Sequence[Array]
@@ -214,7 +219,7 @@ class CudaOps:
         self._launch(
             "attention",
             f"attend<{size},{together},{neox},{str(tokens <= _FRESH).lower()},{cell}>",
-            (_SPLITS, heads // together, tokens),
+            (ATTENTION_SPLITS, heads // together, tokens),
             256,
             *(prepared, position, kv.keys, kv.values, scale, out, self._scratch["partial"], self._scratch["counters"]),
         )
@@ -229,10 +234,11 @@ class CudaOps:
         hidden: Array,
         ids: Array,
         weights: Array,
-        slots: Array,
+        slots: Array | None = None,
         slot_of: Array | None = None,
     ) -> None:
-        """See `strata.kernels.ops.Ops.route`; `slots` [T, K] becomes `slot_of` of `ids`, or `ids` itself."""
+        """See `strata.kernels.ops.Ops.route`; `slots` [T, K], if given, becomes `slot_of` of `ids`, or `ids` itself."""
+        slots = ids if slots is None else slots
         tokens, embedding = x.shape
         pointers = (_pointer(each) for each in (self._scratch["logits"], slot_of, ids, slots, weights))
         choice = _Choice(*pointers, router.rows, ids.shape[1], int(normalise))
@@ -348,11 +354,6 @@ def heads_together(heads: int, groups: int, size: int) -> int:
     """Return how many query heads of a KV head one block of attention takes: a divisor, 1024 floats at most."""
     each = heads // groups
     return next(r for r in range(min(8, each, 1024 // size), 0, -1) if each % r == 0)
-
-
-def partial_size(tokens: int, heads: int, value_length: int) -> int:
-    """Return the floats of the scratch ``partial`` for calls of up to `tokens`."""
-    return tokens * heads * _SPLITS * (value_length + 2)
 
 
 def _staged(columns: int, tokens: int) -> int:

@@ -17,7 +17,7 @@ from strata.kernels.compile import Compiled
 
 Argument = ctypes.Structure | ctypes._SimpleCData  # type: ignore[type-arg]
 
-_STATIC_SHARED_LIMIT = 48 << 10  # dynamic shared memory beyond this has to be asked for
+_SHARED_LIMIT = 48 << 10  # of a block, static and dynamic together; more dynamic memory has to be asked for
 
 
 class LoadedKernel:
@@ -35,7 +35,8 @@ class LoadedKernel:
         self._symbol = compiled.symbol
         self._module = self._check(driver.cuModuleLoadData(compiled.cubin))
         self._function = self._check(driver.cuModuleGetFunction(self._module, compiled.symbol.encode()))
-        self._shared = _STATIC_SHARED_LIMIT
+        static = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        self._shared = _SHARED_LIMIT - int(self._check(driver.cuFuncGetAttribute(static, self._function)))
         self._attributes = []
         if overlap:
             attribute = driver.CUlaunchAttribute()

@@ -24,7 +24,7 @@ class NumpyExperts:
         self._workers = workers
 
     def __call__(self, hidden: Floats, slots: NumpySlots, wave: ExpertWave, results: Floats) -> None:
-        """See `strata.kernels.ops.Ops.expert_ffn`."""
+        """See `strata.kernels.ops.WaveOps.expert_ffn`."""
         pairs = sum(map(len, wave.tokens))
         tasks = (
             self._decode(hidden, slots, wave, results)

@@ -151,11 +151,11 @@ class NumpyOps:
         weights /= among.sum(axis=-1, keepdims=True)
 
     def expert_ffn(self, hidden: Floats, slots: NumpySlots, wave: ExpertWave, results: Floats) -> None:
-        """See `strata.kernels.ops.Ops.expert_ffn`."""
+        """See `strata.kernels.ops.WaveOps.expert_ffn`."""
         self._experts(hidden, slots, wave, results)
 
     def combine(self, results: Floats, weights: Floats, residual: Floats) -> None:
-        """See `strata.kernels.ops.Ops.combine`."""
+        """See `strata.kernels.ops.WaveOps.combine`."""
         results *= weights[..., None]
         residual += results.sum(axis=1, out=self._rows[: len(residual)])  # whole rows are added one after another
 

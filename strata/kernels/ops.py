@@ -120,6 +120,13 @@ class Ops(Protocol):
         `normalise` the K weights are divided by their sum.
         """
 
+    def head(self, x: Array, norm: Weight, eps: float, weight: Weight, logits: Array) -> None:
+        """``logits = rms(x, norm) @ weight.T``; x [T, E], logits [T, V]."""
+
+
+class WaveOps(Ops, Protocol):
+    """What a backend offers besides, whose experts go in waves: no more of them at once than there are slots."""
+
     def expert_ffn(self, hidden: Array, slots: Array, wave: ExpertWave, results: Array) -> None:
         """Run each expert of the wave on its tokens: ``results[t, rank] = down(silu(gate h_t) * up h_t)``.
 
@@ -129,6 +136,3 @@ class Ops(Protocol):
 
     def combine(self, results: Array, weights: Array, residual: Array) -> None:
         """``residual[t] += sum over ranks, in rank order, of weights[t, r] * results[t, r]``; `results` is spent."""
-
-    def head(self, x: Array, norm: Weight, eps: float, weight: Weight, logits: Array) -> None:
-        """``logits = rms(x, norm) @ weight.T``; x [T, E], logits [T, V]."""

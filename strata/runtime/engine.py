@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,11 +16,23 @@ from strata.errors import PlanInfeasible, PlanMismatch, UsageError
 from strata.gguf.reader import GGUFFile
 from strata.runtime.expert_cache import CacheCounts
 from strata.runtime.generation import Generation, PrefillProgress, Sampler
-from strata.runtime.loader import LoadedModel, LoadProgress, MakePolicy, load_model
-from strata.runtime.memory import TEMPORARIES_LINE, PlannedMemory, Taker, allocation_event, charged_to, take_host
+from strata.runtime.loader import (
+    Backend,
+    CompileProgress,
+    LoadedModel,
+    LoadFigures,
+    LoadOptions,
+    LoadProgress,
+    MakePolicy,
+    Timed,
+    open_backend,
+)
+from strata.runtime.memory import PlannedMemory, Taker, allocation_event
 from strata.runtime.models import load_config
 from strata.runtime.policies import FrequencyOverAge
 from strata.runtime.process_memory import MemoryReport, anonymous_bytes
+
+_STEPS_A_LOOK = 64  # at the process's memory
 
 Logits = NDArray[np.float32]
 
@@ -46,15 +59,19 @@ class Engine:
         model: LoadedModel,
         plan: AllocationPlan,
         memory: PlannedMemory,
+        backend: Backend,
         log: EventLog,
+        loading: LoadFigures,
         held: Callable[[], int] = anonymous_bytes,
-    ):
+    ) -> None:
         self.plan = plan
         self.log = log
         self._model = model
         self._memory = memory
+        self._backend = backend
         self._held = held
         self._peak = held()
+        self.loading = loading
 
     @classmethod
     def load(
@@ -64,7 +81,8 @@ class Engine:
         *,
         progress: LoadProgress = lambda done, total: None,
         log: EventLog = _log_nothing,
-        take: Taker = take_host,
+        compiling: CompileProgress = lambda done, total: None,
+        take: Taker | None = None,
         held: Callable[[], int] = anonymous_bytes,
         policy: MakePolicy = FrequencyOverAge,
     ) -> Self:
@@ -77,8 +95,10 @@ class Engine:
         plan : AllocationPlan
         progress : LoadProgress
         log : EventLog
-        take : Taker
-            The backend's allocator.
+        compiling : CompileProgress
+            Told of kernels that are compiled, on a GPU.
+        take : Taker, optional
+            An allocator in place of the backend's own.
         held : callable
             Bytes that this process holds, however the plan's memories are counted.
         policy : MakePolicy
@@ -92,21 +112,26 @@ class Engine:
             The model asks for what is not implemented.
         AllocationFailed
             A memory refused a line: the caller may plan again, with less of that memory.
+        DeviceFailed
+            The GPU is not there, does not start, or failed.
         """
         config = load_config(file)
         _check_plan(plan, config.facts.header_sha256)
         log("plan", plan=plan)
         with ExitStack() as undo:
+            backend = undo.enter_context(open_backend(plan))
             memory = undo.enter_context(
                 PlannedMemory(
                     plan,
-                    take=take,
+                    take=take or backend.take,
                     log=lambda line, refusal: log("allocation", **allocation_event(line, refusal)),
                 )
             )
-            model = load_model(file, config, plan, memory, policy=policy, progress=progress)
-            engine = cls(model, plan, memory, log, held)
-            log("loaded", memory=engine.memory_report())
+            reading, building = Timed(progress), Timed(compiling)
+            model = backend.load(file, config, plan, memory, LoadOptions(policy, reading, building))
+            loading = LoadFigures(reading.done, reading.seconds, building.done, building.seconds)
+            engine = cls(model, plan, memory, backend, log, loading, held)
+            log("loaded", memory=engine.memory_report(), loading=loading)
             undo.pop_all()
         return engine
 
@@ -167,18 +192,17 @@ class Engine:
         """
         if not 0 < len(tokens) <= self.left:
             raise ValueError(f"{len(tokens)} tokens for {self.left} positions")
-        decoder, kv, logits = self._model.decoder, self._model.kv, self._model.logits
-        for start in range(0, len(tokens), self.plan.chunk):
-            chunk = list(tokens[start : start + self.plan.chunk])
-            with charged_to(self.plan, TEMPORARIES_LINE):
-                x = decoder.forward(np.array(chunk, np.int32), kv.length)
-                if start + len(chunk) == len(tokens):
-                    decoder.logits(x[-1:], logits)
+        kv, most = self._model.kv, self._model.largest_call
+        last = None
+        for start in range(0, len(tokens), most):
+            chunk = list(tokens[start : start + most])
+            last = self._model.step(chunk, kv.length, logits=start + len(chunk) == len(tokens))
             kv.tokens.extend(chunk)  # the one step that makes the chunk part of the sequence
-            self._peak = max(self._peak, self._held())
+            if len(chunk) > 1 or kv.length % _STEPS_A_LOOK == 0:  # a look takes as long as a twentieth of a quick step
+                self._peak = max(self._peak, self._held())
             if progress:
                 progress(start + len(chunk), len(tokens))
-        last: Logits = logits[0]
+        assert last is not None
         return last
 
     def decode(self, token: int) -> Logits:
@@ -201,6 +225,15 @@ class Engine:
         """Return what the expert cache did since loading; nothing for a dense model."""
         return self._model.experts.counts.copy() if self._model.experts else CacheCounts()
 
+    def take_distinct_experts(self) -> int:
+        """Return how many different experts, of all layers, were asked for since this was last called."""
+        if self._model.experts is None:
+            return 0
+        seen = self._model.experts.seen
+        count = int(np.count_nonzero(seen))
+        seen[...] = False
+        return count
+
     def memory_report(self) -> MemoryReport:
         """Set planned and actual side by side; the peak is the highest at the end of a chunk or step.
 
@@ -208,11 +241,15 @@ class Engine:
         """
         now = self._held()
         self._peak = max(self._peak, now)
-        return self._memory.report(actual_bytes=now, peak_bytes=self._peak)
+        report = self._memory.report(actual_bytes=now, peak_bytes=self._peak)
+        taken, free = self._backend.vram()
+        return msgspec.structs.replace(report, vram_taken_bytes=taken, vram_free_bytes=free)
 
     def close(self) -> None:
         """Free everything. The engine cannot be used after it."""
+        self._model.step.close()
         self._memory.free()
+        self._backend.__exit__(None, None, None)
 
 
 def _check_plan(plan: AllocationPlan, header_sha256: str) -> None:
@@ -222,7 +259,7 @@ def _check_plan(plan: AllocationPlan, header_sha256: str) -> None:
         raise PlanInfeasible(asked, found, plan.changes[0].sentence if plan.changes else "")
     if plan.model.header_sha256 != header_sha256:
         raise PlanMismatch(asked, "the plan was made for a file with another header", "Make a new plan for this file")
-    if plan.device.backend not in ("numpy", "simulated"):  # the latter is RAM too, given by another `Taker`
+    if plan.device.backend not in ("numpy", "cuda", "simulated"):  # the last is RAM too, given by another `Taker`
         raise PlanMismatch(
             asked, f"the plan is for {plan.device.name} ({plan.device.backend})", "Make a new plan with --device cpu"
         )

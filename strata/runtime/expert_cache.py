@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.doctor.plan import Tier
-from strata.kernels.ops import Array, ExpertWave, Ops
+from strata.kernels.ops import Array, ExpertWave, WaveOps
 from strata.runtime.expert_store import ExpertStore
 from strata.runtime.policies import EvictionPolicy, Keys
-from strata.runtime.slots import Slots
+from strata.runtime.slots import HostSlots, Slots
 
 EMPTY = -1
 _ONLY: Keys = np.zeros(1, np.intp)  # the tokens of a call of one
@@ -52,13 +52,24 @@ class CacheCounts:
             self.filled_bytes - earlier.filled_bytes,
         )
 
+    def __add__(self, other: CacheCounts) -> CacheCounts:
+        """Return what two caches did."""
+        return CacheCounts(
+            self.calls + other.calls,
+            self.waves + other.waves,
+            self.hits + other.hits,
+            self.misses + other.misses,
+            self.evictions + other.evictions,
+            self.filled_bytes + other.filled_bytes,
+        )
+
     def copy(self) -> CacheCounts:
         """Return the counts as they are now."""
         return self - CacheCounts()
 
 
-class ExpertCache:
-    """Runs the routed experts of a layer: the runtime's `Experts`.
+class ExpertResidency:
+    """Which expert lies in which slot, and what is filled when one is missing.
 
     Parameters
     ----------
@@ -67,58 +78,47 @@ class ExpertCache:
     policy : EvictionPolicy
     layers : int
         Layers of the model, those without experts included.
-    ops : Ops
+
+    Attributes
+    ----------
+    experts : int
+        Of a layer.
+    counts : CacheCounts
+    seen : NDArray[np.bool_]
+        Which keys were ever asked for.
     """
 
-    def __init__(self, store: ExpertStore, slots: Slots, policy: EvictionPolicy, *, layers: int, ops: Ops) -> None:
+    def __init__(self, store: ExpertStore, slots: Slots, policy: EvictionPolicy, *, layers: int) -> None:
+        self.experts = store.experts
         self.counts = CacheCounts()
+        self.seen = np.zeros(layers * store.experts, np.bool_)
         self._store = store
         self._slots = slots
         self._policy = policy
-        self._ops = ops
         # `_slot_of` is the truth. It is cleared first and set last, so that Ctrl-C at any point leaves no key that
         # names a slot without its expert; at worst `_key_in` remembers a key that has no slot, or another one.
         self._slot_of: Keys = np.full(layers * store.experts, EMPTY)
         self._key_in: Keys = np.full(slots.count, EMPTY)
 
-    def run(self, layer: int, hidden: Array, ids: Array, results: Array) -> None:
-        """Run the experts that `ids` names on their tokens.
+    def ready(self, layer: int, experts: Keys) -> Keys:
+        """Return the slots of distinct `experts`, no more than there are slots, filling those that are missing."""
+        keys, resident = self._ask(layer, experts)
+        if not resident.all():
+            self._make_ready(keys)
+        self.counts.waves += 1
+        return self._slot_of[keys]
 
-        Parameters
-        ----------
-        layer : int
-        hidden : Array
-            float32 [T, E].
-        ids : Array
-            int32 [T, K].
-        results : Array
-            float32 [T, K, E], one row per (token, rank); written.
-        """
-        experts, tokens, ranks = _by_expert(ids)
-        keys = layer * self._store.experts + experts
+    def _ask(self, layer: int, experts: Keys) -> tuple[Keys, NDArray[np.bool_]]:
+        """Count a layer call; return its keys and which of them are in a slot."""
+        keys = layer * self.experts + experts
         self._policy.used(keys)
+        self.seen[keys] = True
         resident = self._slot_of[keys] != EMPTY
         hits = int(np.count_nonzero(resident))
         self.counts.calls += 1
         self.counts.hits += hits
         self.counts.misses += len(keys) - hits
-        if hits == len(keys):  # so they fit: nothing to fill, one wave
-            self._run_wave(hidden, ExpertWave(self._slot_of[keys].tolist(), tokens, ranks), results)
-            return
-        order = np.argsort(~resident, kind="stable")  # hits first, before their slots are given away
-        for start in range(0, len(order), self._slots.count):
-            wave = order[start : start + self._slots.count]
-            self._make_ready(keys[wave])
-            ready = ExpertWave(
-                slots=self._slot_of[keys[wave]].tolist(),
-                tokens=[tokens[i] for i in wave],
-                ranks=[ranks[i] for i in wave],
-            )
-            self._run_wave(hidden, ready, results)
-
-    def _run_wave(self, hidden: Array, wave: ExpertWave, results: Array) -> None:
-        self._ops.expert_ffn(hidden, self._slots.pool, wave, results)
-        self.counts.waves += 1
+        return keys, resident
 
     def _make_ready(self, keys: Keys) -> None:
         """Fill slots until all of `keys`, no more than there are slots, are in one."""
@@ -127,7 +127,7 @@ class ExpertCache:
             return
         for key, slot in zip(missing.tolist(), self._victims(len(missing), keys).tolist(), strict=True):
             self._evict(slot)
-            layer, expert = divmod(key, self._store.experts)
+            layer, expert = divmod(key, self.experts)
             stored, tier = self._store.fetch(layer, expert)
             self._slots.fill(slot, layer, stored)
             self._key_in[slot] = key
@@ -151,6 +151,66 @@ class ExpertCache:
             self._slot_of[key] = EMPTY
         self._key_in[slot] = EMPTY
         self.counts.evictions += 1
+
+
+class ExpertCache(ExpertResidency):
+    """Runs the routed experts of a layer, in waves where there are fewer slots than experts asked for.
+
+    Parameters
+    ----------
+    store, slots, policy, layers
+        See `ExpertResidency`.
+    ops : WaveOps
+    results : Array
+        float32 [C, K, E]: a row for each (token, rank) of the largest call.
+    """
+
+    def __init__(
+        self, store: ExpertStore, slots: HostSlots, policy: EvictionPolicy, *, layers: int, ops: WaveOps, results: Array
+    ) -> None:
+        super().__init__(store, slots, policy, layers=layers)
+        self._pool = slots.pool
+        self._ops = ops
+        self._results = results
+
+    def add(self, layer: int, hidden: Array, ids: Array, weights: Array, residual: Array) -> None:
+        """See `strata.runtime.models.Experts.add`."""
+        results = self._results[: len(ids)]
+        self.run(layer, hidden, ids, results)
+        self._ops.combine(results, weights, residual)
+
+    def run(self, layer: int, hidden: Array, ids: Array, results: Array) -> None:
+        """Run the experts that `ids` names on their tokens.
+
+        Parameters
+        ----------
+        layer : int
+        hidden : Array
+            float32 [T, E].
+        ids : Array
+            int32 [T, K].
+        results : Array
+            float32 [T, K, E], one row per (token, rank); written.
+        """
+        experts, tokens, ranks = _by_expert(ids)
+        keys, resident = self._ask(layer, experts)
+        if resident.all():  # so they fit: nothing to fill, one wave
+            self._run_wave(hidden, ExpertWave(self._slot_of[keys].tolist(), tokens, ranks), results)
+            return
+        order = np.argsort(~resident, kind="stable")  # hits first, before their slots are given away
+        for start in range(0, len(order), self._slots.count):
+            wave = order[start : start + self._slots.count]
+            self._make_ready(keys[wave])
+            ready = ExpertWave(
+                slots=self._slot_of[keys[wave]].tolist(),
+                tokens=[tokens[i] for i in wave],
+                ranks=[ranks[i] for i in wave],
+            )
+            self._run_wave(hidden, ready, results)
+
+    def _run_wave(self, hidden: Array, wave: ExpertWave, results: Array) -> None:
+        self._ops.expert_ffn(hidden, self._pool, wave, results)
+        self.counts.waves += 1
 
 
 def _by_expert(ids: NDArray[np.int32]) -> tuple[Keys, list[Keys], list[Keys]]:

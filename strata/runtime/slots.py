@@ -15,7 +15,6 @@ from strata.gguf.footprint import expert_slot_size
 from strata.gguf.model_facts import ModelFacts
 from strata.kernels.dequant import dequantise
 from strata.kernels.numpy_weights import NumpySlots
-from strata.kernels.ops import Array
 from strata.runtime.expert_store import StoredExpert
 from strata.runtime.memory import PlannedMemory
 
@@ -26,7 +25,6 @@ class Slots(Protocol):
     """A pool of ready experts."""
 
     count: int
-    pool: Array  # what `Ops.expert_ffn` takes
 
     def fill(self, slot: int, layer: int, stored: StoredExpert) -> None:
         """Make an expert of `layer` ready in `slot`, in place of what was there."""

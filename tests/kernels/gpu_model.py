@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from strata.kernels.cuda_layout import LAYOUTS, row_bytes
+from strata.kernels.cuda_layout import LAYOUTS, partial_size, row_bytes
 from strata.kernels.ops import KvLayer, Rope, RopeStyle
 
 
@@ -55,7 +55,7 @@ class GpuModel:
     def __init__(self, shape: Shape, tokens: int, seed: int = 0, slot_order: Any = None) -> None:
         import cupy
 
-        from strata.kernels.cuda_ops import CudaOps, CudaSlots, CudaWeight, partial_size
+        from strata.kernels.cuda_ops import CudaOps, CudaSlots, CudaWeight
 
         s = self.shape = shape
         rng = np.random.default_rng(seed)

@@ -13,8 +13,8 @@ cupy = pytest.importorskip("cupy")
 from gguf import GGMLQuantizationType  # noqa: E402
 from gguf.quants import dequantize  # noqa: E402
 
-from strata.kernels.cuda_layout import LAYOUTS, row_bytes  # noqa: E402
-from strata.kernels.cuda_ops import CudaOps, CudaSlots, CudaWeight, partial_size  # noqa: E402
+from strata.kernels.cuda_layout import LAYOUTS, partial_size, row_bytes  # noqa: E402
+from strata.kernels.cuda_ops import CudaOps, CudaSlots, CudaWeight  # noqa: E402
 from strata.kernels.ops import KvLayer, Rope, RopeStyle  # noqa: E402
 
 TOLERANCE = 1e-5  # relative, of float32 sums in another order

@@ -239,11 +239,11 @@ def test_plans_that_are_not_for_this_are_refused_before_anything_is_taken(
     replace = msgspec.structs.replace
     other = open_gguf(TinyModel(vocab=128).write(tmp_path / "other.gguf"))
     unknown = open_gguf(TinyModel(architecture="olmoe").write(tmp_path / "olmoe.gguf"))
-    cuda = replace(plan, device=DeviceRef(backend="cuda", id="GPU-1", name="NVIDIA GeForce RTX 4090"))
+    other_backend = replace(plan, device=DeviceRef(backend="rocm", id="GPU-1", name="Radeon RX 7900"))
     with pytest.raises(PlanMismatch, match="another header"):
         Engine.load(other, plan, take=never_take)
-    with pytest.raises(PlanMismatch, match="RTX 4090"):
-        Engine.load(file, cuda, take=never_take)
+    with pytest.raises(PlanMismatch, match="RX 7900"):
+        Engine.load(file, other_backend, take=never_take)
     with pytest.raises(UnsupportedModel, match="olmoe"):
         Engine.load(unknown, planned(unknown), take=never_take)
     infeasible = planned(file, ram_budget_bytes=1 << 20)

@@ -54,7 +54,8 @@ def cache_of(
     with PlannedMemory(lines) as memory:
         pool = HostSlots(memory, facts, slots)
         store = ExpertStore(file, TENSORS, EXPERTS, none_held, memory)
-        yield ExpertCache(store, pool, policy(LAYERS, EXPERTS), layers=LAYERS, ops=NumpyOps(arrays))
+        ops, results = NumpyOps(arrays), arrays["results"]
+        yield ExpertCache(store, pool, policy(LAYERS, EXPERTS), layers=LAYERS, ops=ops, results=results)
 
 
 def calls(tokens: int, count: int) -> list[tuple[int, np.ndarray, np.ndarray]]:

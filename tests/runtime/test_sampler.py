@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from strata.errors import StrataError, UsageError
 from strata.kernels.philox import uniform
-from strata.runtime.sampler import Sampler, SamplerOptions
+from strata.runtime.sampler import Sampler, SamplerOptions, _kth_largest
 
 PLAIN = np.log(np.array([0.1, 0.4, 0.2, 0.3], dtype=np.float32))
 
@@ -165,3 +165,13 @@ def test_options_out_of_range_are_refused(field: str, value: float, option: str)
 def test_options_have_a_json_form() -> None:
     options = SamplerOptions(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=(1 << 64) - 1)
     assert msgspec.json.decode(msgspec.json.encode(options), type=SamplerOptions) == options
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_kth_largest_is_that_of_a_sort(seed: int) -> None:
+    """Few distinct values make ties; a length beside whole stretches leaves a rest, which at times has the largest."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 50 if seed % 2 else 10_000, int(rng.integers(5, 2000))).astype(np.float32)
+    values[-3:] += np.float32(20_000 * (seed % 3))
+    for k in (1, 2, 5, len(values)):
+        assert _kth_largest(values, k) == np.sort(values)[-k]

@@ -4,11 +4,12 @@ struct Planes {  // up to five fields: where one lies in a block, how long it is
   int offset[5], size[5], start[5], count, block;
 };
 
-// out = the planes of `blocks` blocks at `in`. Reads words in file order, coalesced, so that `in` may be host memory.
-__global__ void __launch_bounds__(256) to_planes(const u8* in, u8* out, u64 blocks, const Planes p) {
+// out = planes of `blocks` blocks, of which `in` holds `count` from block `first` on. Reads words in file order, coalesced, so
+// that `in` may be host memory.
+__global__ void __launch_bounds__(256) to_planes(const u8* in, u8* out, u64 blocks, u64 first, u64 count, const Planes p) {
   let_next_start();
   wait_for_previous();
-  u64 bytes = blocks * p.block, at = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 4;
+  u64 bytes = count * p.block, at = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 4;
   if (at >= bytes) return;
   int n = (int)min((u64)4, bytes - at);
   u32 w = 0;
@@ -18,6 +19,7 @@ __global__ void __launch_bounds__(256) to_planes(const u8* in, u8* out, u64 bloc
   for (int i = 0; i < n; i++) {
     u64 b = (at + i) / p.block;
     int o = (int)(at + i - b * p.block), f = 0;
+    b += first;
     while (f + 1 < p.count && (o < p.offset[f] || o >= p.offset[f] + p.size[f])) f++;
     out[blocks * p.start[f] + b * p.size[f] + o - p.offset[f]] = (u8)(w >> 8 * i);
   }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, TypeAlias
 
 from strata.gguf.model_facts import ModelFacts
-from strata.kernels.ops import Array, KvLayer, Ops, Rope, RopeStyle, Weight
+from strata.kernels.ops import Array, KvLayer, Ops, Position, Rope, RopeStyle, Weight
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]  # tensor name -> shape in ggml order
 
@@ -39,17 +39,18 @@ class ModelConfig:
 
 
 class Experts(Protocol):
-    """Runs routed experts, wherever they lie: the runtime's expert cache."""
+    """Runs routed experts, wherever they lie: the runtime's expert cache, or experts that all have a slot."""
 
-    def run(self, layer: int, hidden: Array, ids: Array, results: Array) -> None:
-        """Write expert ``ids[t, rank]`` of `hidden` [T, E] into ``results[t, rank]``.
+    def add(self, layer: int, hidden: Array, ids: Array, weights: Array, residual: Array) -> None:
+        """``residual[t] += sum over ranks, in rank order, of weights[t, r] * expert ids[t, r] of hidden[t]``.
 
         Parameters
         ----------
         layer : int
         hidden : Array, float32 [T, E]
         ids : Array, int32 [T, K]
-        results : Array, float32 [T, K, E]
+        weights : Array, float32 [T, K]
+        residual : Array, float32 [T, E]
         """
 
 
@@ -64,7 +65,8 @@ class Decoder(ABC):
         head too.
     ops : Ops
     buffers : mapping of str to Array
-        The arrays of `strata.gguf.footprint.workspace`; a call uses as many rows as it has tokens.
+        The arrays of the backend's workspace; a call uses as many rows as it has tokens. ``ids`` has three dimensions,
+        the layer first, where the backend reads them all after a call.
     kv : sequence of KvLayer
         One per layer.
     experts : Experts or None
@@ -114,17 +116,17 @@ class Decoder(ABC):
         return {}
 
     @abstractmethod
-    def layer(self, index: int, x: Array, position: int) -> None:
+    def layer(self, index: int, x: Array, position: Position) -> None:
         """Run one layer in place on the residual stream of the tokens from `position` on, `x` float32 [T, E]."""
 
-    def forward(self, tokens: Array, position: int) -> Array:
+    def forward(self, tokens: Array, position: Position) -> Array:
         """Run all layers on a chunk of tokens.
 
         Parameters
         ----------
         tokens : Array, int32 [T]
             At most as many as the workspace was made for.
-        position : int
+        position : Position
             Of the first token; the KV cache holds all before it.
 
         Returns
@@ -142,7 +144,7 @@ class Decoder(ABC):
         """Write the logits [T, V] of rows that `forward` gave."""
         self.ops.head(x, self._output_norm, self.config.eps, self._head, out)
 
-    def _attention(self, index: int, x: Array, position: int, norms: tuple[Weight, Weight] | None) -> None:
+    def _attention(self, index: int, x: Array, position: Position, norms: tuple[Weight, Weight] | None) -> None:
         """Add causal grouped-query attention; `norms` are those of each head of q and k, where there are any."""
         facts, weights, kv, tokens = self._facts, self._layers[index], self._kv[index], len(x)
         q, k, v, attended = (self._buffers[name][:tokens] for name in ("q", "k", "v", "attended"))
@@ -160,15 +162,14 @@ class Decoder(ABC):
     def _routed_ffn(self, index: int, x: Array) -> None:
         """Add the weighted outputs of the experts that the router chooses."""
         weights, tokens = self._layers[index], len(x)
-        hidden, ids, factors, results = (
-            self._buffers[name][:tokens] for name in ("hidden", "ids", "weights", "results")
-        )
+        ids = self._buffers["ids"]
+        ids = (ids if ids.ndim == 2 else ids[index])[:tokens]
+        hidden, factors = (self._buffers[name][:tokens] for name in ("hidden", "weights"))
         config = self.config
         norm, router = weights["ffn_norm"], weights["ffn_gate_inp"]
         self.ops.route(x, norm, config.eps, router, config.normalise, hidden, ids, factors)
         assert self._experts is not None, "a model with routed experts needs a cache of them"
-        self._experts.run(index, hidden, ids, results)
-        self.ops.combine(results, factors, x)
+        self._experts.add(index, hidden, ids, factors, x)
 
     def _dense_ffn(self, index: int, x: Array) -> None:
         """Add a gated feed-forward of all tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from strata.gguf.model_facts import ModelFacts
-from strata.kernels.ops import Array, RopeStyle
+from strata.kernels.ops import Array, Position, RopeStyle
 from strata.runtime.models.common import (
     ROPE_FACTORS,
     Decoder,
@@ -37,7 +37,7 @@ class Llama(Decoder):
         """Llama 3.1 and later scale their rotary frequencies one by one."""
         return {ROPE_FACTORS: (config.rope.dims // 2,)}
 
-    def layer(self, index: int, x: Array, position: int) -> None:
+    def layer(self, index: int, x: Array, position: Position) -> None:
         """See `Decoder.layer`."""
         self._attention(index, x, position, None)
         if self._facts.experts:

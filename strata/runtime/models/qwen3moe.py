@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from strata.gguf.model_facts import ModelFacts
-from strata.kernels.ops import Array, RopeStyle
+from strata.kernels.ops import Array, Position, RopeStyle
 from strata.runtime.models.common import Decoder, Shapes, attention_shapes, outer_shapes, routed_ffn_shapes
 
 
@@ -25,7 +25,7 @@ class Qwen3Moe(Decoder):
             shapes |= routed_ffn_shapes(facts, layer)
         return shapes
 
-    def layer(self, index: int, x: Array, position: int) -> None:
+    def layer(self, index: int, x: Array, position: Position) -> None:
         """See `Decoder.layer`."""
         weights = self._layers[index]
         self._attention(index, x, position, (weights["attn_q_norm"], weights["attn_k_norm"]))

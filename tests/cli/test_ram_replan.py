@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from strata.cli import loading
+from strata.cli import ram_replan
 from strata.cli.loading import load
 from strata.cli.preflight import OpenModel, open_model
 from strata.doctor.plan import AllocationPlan, Tier
@@ -46,7 +46,7 @@ def system(monkeypatch: pytest.MonkeyPatch) -> Refusing:
     monkeypatch.setattr(CountedBlock, "alive", 0)
     monkeypatch.setattr(CountedBlock, "alive_bytes", 0)
     monkeypatch.setattr(memory, "HostBlock", system.take)
-    monkeypatch.setattr(loading, "take_facts", lambda path: machine())
+    monkeypatch.setattr(ram_replan, "take_facts", lambda path: machine())
     monkeypatch.setattr(process_memory, "mappable_bytes", lambda most: 0)
     return system
 
@@ -71,7 +71,7 @@ def before(plan: AllocationPlan, line: str) -> int:
 
 def load_logged(model: OpenModel, plan: AllocationPlan, folder: Path) -> tuple[Any, list[dict[str, Any]]]:
     with RunLog(folder, warn=print) as log:
-        engine = load(model, plan, log, quiet=True)
+        engine = load(model, plan, plan.options, log, quiet=True)
         assert log.path
         return engine, [json.loads(line) for line in log.path.read_text().splitlines()]
 
@@ -101,14 +101,16 @@ def test_what_the_system_would_still_grant_counts_beside_the_whole_lines(
     first = planned(model.file)
     system.limit = before(first, "expert_slots")
     refusal = AllocationFailed("a", "b", "c", line="expert_slots", nbytes=1)
-    whole_lines = loading._granted_bytes(first, refusal)
+    whole_lines = ram_replan._granted_bytes(first, refusal)
     monkeypatch.setattr(process_memory, "mappable_bytes", lambda most: 4096 * MIB)
-    everything = loading._granted_bytes(first, refusal)
+    everything = ram_replan._granted_bytes(first, refusal)
     assert whole_lines <= ram(first) - MIB == everything  # and less than what was refused, whatever is granted
     for_temporaries = AllocationFailed("a", "b", "c", line="temporaries", nbytes=1)
     temporaries = first.line("temporaries")
     assert temporaries
-    assert sum(line.bytes for line in loading._granted_lines(first, for_temporaries)) == ram(first) - temporaries.bytes
+    assert (
+        sum(line.bytes for line in ram_replan._granted_lines(first, for_temporaries)) == ram(first) - temporaries.bytes
+    )
 
 
 def test_a_second_refusal_is_the_end_and_leaves_nothing(model: OpenModel, system: Refusing, tmp_path: Path) -> None:
@@ -153,4 +155,4 @@ def test_an_explicit_budget_is_never_exceeded(model: OpenModel, system: Refusing
     first = planned(model.file)
     tight = msgspec.structs.replace(first, options=msgspec.structs.replace(first.options, ram_budget_bytes=3 * MIB))
     refusal = AllocationFailed("a", "b", "c", line="expert_slots", nbytes=1)
-    assert loading._granted_bytes(tight, refusal) == 3 * MIB
+    assert ram_replan._granted_bytes(tight, refusal) == 3 * MIB

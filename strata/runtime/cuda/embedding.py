@@ -1,0 +1,59 @@
+"""The embedding: a tied head's own matrix, or rows that come from the host with the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.kernels.cuda_layout import LAYOUTS
+from strata.runtime.memory import PlannedMemory, Step
+
+_STEP_BYTES = 16 << 20
+LINE = "embedding"
+
+
+class HostRows:
+    """The table as stored, in RAM or in the file; its rows are brought to the device as they are needed.
+
+    Parameters
+    ----------
+    raw : NDArray[np.uint8], shape (V, bytes of a row)
+        In the file.
+    type : str
+    memory : PlannedMemory
+    held : bool
+        Whether the plan keeps it in RAM.
+    """
+
+    def __init__(self, raw: NDArray[np.uint8], type: str, memory: PlannedMemory, *, held: bool) -> None:
+        self._file = raw
+        self._layout = LAYOUTS[type]
+        self._rows = memory.array(LINE, raw.shape, np.uint8, name="token embedding") if held else raw
+        self.stored_bytes = raw.nbytes if held else 0
+
+    def load(self, step: Step) -> None:
+        """Read the table, where the plan keeps it in RAM."""
+        if self._rows is self._file:
+            return
+        source, out = self._file.reshape(-1), self._rows.reshape(-1)
+        for start in range(0, len(source), _STEP_BYTES):
+            part = source[start : start + _STEP_BYTES]
+            out[start : start + len(part)] = part
+            step(len(part))
+
+    def gather(self, tokens: Sequence[int], out: NDArray[np.uint8]) -> None:
+        """Write the tokens' rows as a matrix of as many rows as `out` [bytes] has room for, in the device's layout."""
+        rows = self._rows[list(tokens)]
+        nbytes = self._layout.nbytes
+        if not self._layout.planes:
+            out[: rows.size] = rows.reshape(-1)
+            return
+        blocks = len(out) // nbytes
+        given = rows.reshape(-1, nbytes)
+        start = 0
+        for offset, size in self._layout.planes:
+            plane = out[start : start + blocks * size].reshape(blocks, size)
+            plane[: len(given)] = given[:, offset : offset + size]
+            start += blocks * size

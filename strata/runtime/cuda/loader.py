@@ -1,0 +1,150 @@
+"""Puts a model together on the device by its plan: all memory first, then the file, then the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from strata.doctor.plan import AllocationPlan, Tier
+from strata.gguf import cuda_footprint, footprint
+from strata.gguf.footprint import BufferSpec
+from strata.gguf.model_facts import ModelFacts
+from strata.gguf.reader import GGUFFile
+from strata.kernels.cuda_ops import CudaOps, CudaWeight
+from strata.kernels.dequant import dequantise
+from strata.kernels.ops import Array
+from strata.runtime.cuda.device import CudaDevice
+from strata.runtime.cuda.embedding import LINE as EMBEDDING_LINE
+from strata.runtime.cuda.embedding import HostRows
+from strata.runtime.cuda.experts import CachedExperts, PoolSlots, ResidentExperts, largest_call, pools_of
+from strata.runtime.cuda.graph import Recorder
+from strata.runtime.cuda.step import CudaStep
+from strata.runtime.cuda.support import check_cuda
+from strata.runtime.cuda.upload import Matrix, Uploader
+from strata.runtime.cuda.weights import CudaWeights
+from strata.runtime.expert_cache import ExpertResidency
+from strata.runtime.expert_store import PAGEABLE_LINE, PINNED_LINE, STAGING_LINE, ExpertStore
+from strata.runtime.kv_cache import KvCache
+from strata.runtime.loader import LoadedModel, LoadOptions, expert_tensors
+from strata.runtime.memory import PlannedMemory
+from strata.runtime.models import ModelConfig, build_model
+from strata.runtime.models.common import EMBEDDING, HEAD, ROPE_FACTORS
+
+_LINES = ("dense", "head", "kv_cache", "workspace", "logits", "host_io", EMBEDDING_LINE)
+
+
+def load_cuda(
+    file: GGUFFile,
+    config: ModelConfig,
+    plan: AllocationPlan,
+    memory: PlannedMemory,
+    device: CudaDevice,
+    load: LoadOptions,
+) -> LoadedModel:
+    """Load a model into `memory`, which holds whatever was taken when this fails.
+
+    Raises
+    ------
+    UnsupportedModel
+        The kernels cannot run it.
+    AllocationFailed, DeviceFailed
+    """
+    facts = config.facts
+    check_cuda(file, facts, plan.kv)
+    pools = tuple(c.line for c in plan.experts.classes)
+    memory.take((*_LINES, *pools, STAGING_LINE, PAGEABLE_LINE, PINNED_LINE))
+    weights = CudaWeights(file, memory)
+    cells = [specs for specs in footprint.kv_cache(facts, plan.context, plan.kv) if specs]
+    kv = KvCache(memory, cells, capacity=plan.context)
+    buffers = _carve(memory, "workspace", cuda_footprint.workspace(facts, plan.chunk))
+    buffers["logits"] = memory.buffer("logits", footprint.logits(facts))
+    host = _carve(memory, "host_io", cuda_footprint.host_io(facts, plan.chunk))
+    rows = None if facts.tied_head else _host_rows(file, plan, memory)
+    with device.errors("load the model"), device.stream:
+        ops = CudaOps({name.removeprefix("ops."): array for name, array in buffers.items()})
+        recorder = Recorder(device.stream)
+        uploader = Uploader(device, ops, host["pieces"], buffers["piece"])
+        store, experts = _experts(file, facts, plan, memory, (device, ops, recorder, uploader, buffers, host), load)
+        resident = experts if isinstance(experts, ResidentExperts) else None
+
+        def matrices() -> Iterator[Matrix]:
+            yield from weights.matrices()
+            if resident:
+                yield from resident.matrices(file, expert_tensors(facts))
+
+        to_read = weights.stored_bytes + (rows.stored_bytes if rows else 0) + (store.held_bytes if store else 0)
+        to_read += sum(c.bytes * c.experts_per_layer * len(c.layers) for c in facts.expert_classes) if resident else 0
+        step = load.counted(to_read)
+        uploader.load(matrices(), step)
+        if rows:
+            rows.load(step)
+        if store:
+            store.load(step)
+        rope = _rope(file, config, buffers["rope"], device)
+        by_name = weights.by_name | {EMBEDDING: _table(file, weights.by_name[HEAD], buffers["inputs"], rows)}
+    decoder = build_model(rope, by_name, ops, buffers, kv.layers, experts)
+    run = CudaStep(device, ops, recorder, decoder, buffers, host, rows, experts)
+    run.prepare(load.compiling)
+    if isinstance(experts, ResidentExperts):
+        experts.counts = type(experts.counts)()
+    most = largest_call(plan, facts, len(buffers["x"]))
+    return LoadedModel(run, kv, experts, most)
+
+
+def _carve(memory: PlannedMemory, line: str, specs: tuple[BufferSpec, ...]) -> dict[str, Any]:
+    return {spec.name: memory.buffer(line, spec) for spec in specs}
+
+
+def _host_rows(file: GGUFFile, plan: AllocationPlan, memory: PlannedMemory) -> HostRows:
+    table = file.tensors[EMBEDDING]
+    line = plan.line(EMBEDDING_LINE)
+    held = line is not None and line.tier is not Tier.FILE
+    return HostRows(file.raw(EMBEDDING).reshape(table.shape[1], -1), table.type.name, memory, held=held)
+
+
+def _table(file: GGUFFile, head: CudaWeight, inputs: Array, rows: HostRows | None) -> CudaWeight:
+    """The matrix that tokens are looked up in: a tied head, or the few rows that come with them."""
+    if rows is None:
+        return head
+    table = file.tensors[EMBEDDING]
+    data = inputs[cuda_footprint.INPUT_ROWS :]
+    return CudaWeight(data, table.type.name, len(data) * table.shape[1] // table.nbytes, table.shape[0])
+
+
+def _rope(file: GGUFFile, config: ModelConfig, place: Array, device: CudaDevice) -> ModelConfig:
+    """Bring the rotary frequencies, divided by the file's factors where it has some, to the device."""
+    frequencies = np.ascontiguousarray(config.rope.inverse_frequencies, np.float32)
+    if ROPE_FACTORS in file.tensors:
+        factors = np.empty_like(frequencies)
+        dequantise(file.raw(ROPE_FACTORS), file.tensors[ROPE_FACTORS].type.name, factors)
+        frequencies = frequencies / factors
+    place = place[: len(frequencies)]
+    device.to_device(place, frequencies)
+    device.wait()
+    return replace(config, rope=replace(config.rope, inverse_frequencies=place))
+
+
+def _experts(
+    file: GGUFFile,
+    facts: ModelFacts,
+    plan: AllocationPlan,
+    memory: PlannedMemory,
+    parts: tuple[CudaDevice, CudaOps, Recorder, Uploader, dict[str, Any], dict[str, Any]],
+    load: LoadOptions,
+) -> tuple[ExpertStore | None, ResidentExperts | CachedExperts | None]:
+    if not facts.experts:
+        return None, None
+    device, ops, recorder, uploader, buffers, host = parts
+    pools = pools_of(memory, plan, facts)
+    if plan.experts.slots == plan.experts.total:
+        return None, ResidentExperts(ops, pools, facts.experts, facts.layers)
+    store = ExpertStore(file, expert_tensors(facts), facts.experts, plan.experts, memory)
+    policies = [load.policy(facts.layers, facts.experts) for _ in pools]
+    caches = [
+        (pool, ExpertResidency(store, PoolSlots(device, uploader, pool), policy, layers=facts.layers))
+        for pool, policy in zip(pools, policies, strict=True)
+    ]
+    return store, CachedExperts(device, ops, recorder, caches, buffers, host)

@@ -1,0 +1,125 @@
+"""One call of the model on the device: inputs in, a replay, logits out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.gguf.cuda_footprint import INPUT_ROWS
+from strata.kernels.cuda_ops import CudaOps
+from strata.kernels.ops import Array
+from strata.runtime.cuda.device import CudaDevice, array_on
+from strata.runtime.cuda.embedding import HostRows
+from strata.runtime.cuda.graph import Recorder, Recording
+from strata.runtime.models import Decoder
+
+_TOKENS_AT = 4  # bytes; the position is in front of them
+
+
+class NotesExperts(Protocol):
+    """Told of the experts that a call asked for."""
+
+    def note(self, ids: NDArray[np.int32]) -> None:
+        """Note `ids` [layers, T, K]."""
+
+
+class CudaStep:
+    """Runs tokens: this backend's `strata.runtime.loader.Step`.
+
+    A shape (number of tokens, with or without logits) is run kernel by kernel the first time, so that every kernel has
+    run before it is captured, and recorded the second time.
+
+    Parameters
+    ----------
+    device : CudaDevice
+    ops : CudaOps
+    recorder : Recorder
+    decoder : Decoder
+    buffers, host : mapping of str to Array
+        Of `strata.gguf.cuda_footprint`: `workspace` and "logits", and `host_io`.
+    rows : HostRows or None
+        None where the embedding is on the device.
+    experts : NotesExperts or None
+    """
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        ops: CudaOps,
+        recorder: Recorder,
+        decoder: Decoder,
+        buffers: Mapping[str, Array],
+        host: Mapping[str, NDArray[Any]],
+        rows: HostRows | None,
+        experts: NotesExperts | None,
+    ) -> None:
+        self._device, self._ops, self._recorder, self._decoder = device, ops, recorder, decoder
+        self._rows, self._experts = rows, experts
+        self._most = len(buffers["x"])
+        self._inputs, self._host_inputs = buffers["inputs"], host["inputs"]
+        self._position = array_on(self._inputs, (1,), np.int32)
+        self._tokens = array_on(self._inputs, (self._most,), np.int32, _TOKENS_AT)
+        self._host_position = self._host_inputs[:_TOKENS_AT].view(np.int32)
+        self._host_tokens = self._host_inputs[_TOKENS_AT : _TOKENS_AT + 4 * self._most].view(np.int32)
+        self._logits, self._host_logits = buffers["logits"], host["logits"]
+        self._ids = (buffers["ids"], host["ids"]) if experts else None
+        self._recordings: dict[tuple[int, bool], Recording | None] = {}
+        self.launches = 0  # of graphs
+
+    def prepare(self, progress: Callable[[int, int], None]) -> None:
+        """Compile and load every kernel of every number of tokens; run and record one token."""
+        with self._device.errors("compile the kernels"), self._device.stream, self._recorder.dry():
+            self._ops.prepare(self._every_shape, progress)
+        for _ in range(3):
+            self([0], 0, logits=True)
+
+    def __call__(self, tokens: Sequence[int], position: int, *, logits: bool) -> NDArray[np.float32] | None:
+        """See `strata.runtime.loader.Step`."""
+        count = len(tokens)
+        with self._device.errors(f"run {count} tokens from position {position} on"), self._device.stream:
+            self._host_position[0] = position
+            if self._rows is None:
+                self._host_tokens[:count] = tokens
+            else:
+                self._host_tokens[:count] = range(count)
+                self._rows.gather(tokens, self._host_inputs[INPUT_ROWS:])
+            self._device.to_device(self._inputs, self._host_inputs)
+            self._run(count, logits)
+            if logits:
+                self._device.to_host(self._host_logits, self._logits)
+            if self._ids is not None:
+                self._device.to_host(self._ids[1], self._ids[0])
+            self._device.wait()
+        if self._experts is not None and self._ids is not None:
+            self._experts.note(self._ids[1][:, :count])
+        result: NDArray[np.float32] = self._host_logits[0]
+        return result if logits else None
+
+    def close(self) -> None:
+        """Let go of the recorded graphs."""
+        self._recordings.clear()
+
+    def _run(self, count: int, logits: bool) -> None:
+        shape = count, logits
+        if shape not in self._recordings:
+            self._forward(count, logits)
+            self._recordings[shape] = None
+            return
+        recording = self._recordings[shape]
+        if recording is None:
+            recording = self._recordings[shape] = self._recorder.record(partial(self._forward, count, logits))
+        self.launches += recording.graphs
+        recording.replay()
+
+    def _forward(self, count: int, logits: bool) -> None:
+        x = self._decoder.forward(self._tokens[:count], self._position)
+        if logits:
+            self._decoder.logits(x[count - 1 :], self._logits)
+
+    def _every_shape(self) -> None:
+        for count in range(1, self._most + 1):
+            self._forward(count, True)

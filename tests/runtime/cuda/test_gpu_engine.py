@@ -1,0 +1,149 @@
+"""The engine on a GPU: right answers, one graph a token, memory as planned, and nothing left after a failure."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.gpu
+cupy = pytest.importorskip("cupy")
+
+from strata.doctor.plan import AllocationPlan  # noqa: E402
+from strata.errors import AllocationFailed  # noqa: E402
+from strata.gguf.reader import GGUFFile, open_gguf  # noqa: E402
+from strata.kernels.launch import LoadedKernel  # noqa: E402
+from strata.runtime.engine import Engine  # noqa: E402
+from strata.runtime.sampler import Sampler, SamplerOptions  # noqa: E402
+
+from ..plans import planned as planned_for_cpu  # noqa: E402
+from .machine import FLOAT, GOLDEN, QUANTISED, planned  # noqa: E402
+
+
+@pytest.fixture
+def file() -> Iterator[GGUFFile]:
+    with open_gguf(GOLDEN / "qwen3moe-Q4_K.gguf") as file:
+        yield file
+
+
+def logits_of(file: GGUFFile, plan: AllocationPlan, tokens: list[int], first: int) -> list[np.ndarray]:
+    with Engine.load(file, plan) as engine:
+        found = [engine.prefill(tokens[:first]).copy()]
+        return found + [engine.decode(token).copy() for token in tokens[first:]]
+
+
+def errors(found: list[np.ndarray], expected: np.ndarray) -> np.ndarray:
+    pairs = zip(found, expected, strict=True)
+    return np.array([np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in pairs])
+
+
+@pytest.mark.parametrize("kv", ["f32", "f16"])
+@pytest.mark.parametrize("name", FLOAT + QUANTISED)
+def test_golden_logits(name: str, kv: str) -> None:
+    golden = np.load(GOLDEN / f"{name}.npz")
+    tokens, first = golden["tokens"].tolist(), 21
+    with open_gguf(GOLDEN / f"{name}.gguf") as file:
+        found = logits_of(file, planned(file, max_context=len(tokens), kv=kv), tokens, first)
+    error = errors(found, golden["logits"][first - 1 :]).max()
+    print(f"\n{name} {kv}: {error:.2e}", end="")
+    assert error < (1e-3 if name in FLOAT else 2e-3)
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "llama", "qwen3moe-Q4_K", "qwen3moe-IQ3_S"])
+def test_fewer_slots_give_the_same_bits(name: str) -> None:
+    tokens = np.load(GOLDEN / f"{name}.npz")["tokens"].tolist()
+    with open_gguf(GOLDEN / f"{name}.gguf") as file:
+        expected = logits_of(file, planned(file, max_context=len(tokens)), tokens, 21)
+        for slots in (2, 5):
+            found = logits_of(file, planned(file, max_context=len(tokens), expert_cache=slots), tokens, 21)
+            np.testing.assert_array_equal(np.stack(found), np.stack(expected))
+
+
+def test_a_token_launches_one_graph_and_nothing_else(file: GGUFFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine.load(file, planned(file)) as engine:
+        engine.prefill(list(range(9)))
+        step: Any = engine._model.step
+        monkeypatch.setattr(LoadedKernel, "__call__", lambda *_: pytest.fail("a kernel was launched by itself"))
+        for token in range(5):
+            before = step.launches
+            engine.decode(token)
+            assert step.launches == before + 1
+
+
+@pytest.mark.parametrize("options", [SamplerOptions(), SamplerOptions(temperature=0.8, top_k=40, seed=7)])
+def test_the_same_tokens_as_on_the_cpu(options: SamplerOptions) -> None:
+    with open_gguf(GOLDEN / "qwen3moe.gguf") as file:
+        answers = []
+        for plan in (planned(file, kv="f32"), planned_for_cpu(file)):
+            with Engine.load(file, plan) as engine:
+                answers.append(list(engine.generate([1, 2, 3], Sampler(options), max_tokens=24)))
+    assert answers[0] == answers[1]
+
+
+def test_what_is_taken_is_given_back(file: GGUFFile) -> None:
+    plan = planned(file)
+    with Engine.load(file, plan):
+        pass
+    before = cupy.cuda.runtime.memGetInfo()[0]
+    with Engine.load(file, plan) as engine:
+        engine.prefill([1, 2, 3])
+        assert cupy.cuda.runtime.memGetInfo()[0] < before
+    assert cupy.cuda.runtime.memGetInfo()[0] >= before - (2 << 20)
+
+
+@contextlib.contextmanager
+def ballast(left: int) -> Iterator[None]:
+    """Take all of the device's memory but `left` bytes."""
+    taken = cupy.cuda.runtime.malloc(cupy.cuda.runtime.memGetInfo()[0] - left)
+    try:
+        yield
+    finally:
+        cupy.cuda.runtime.free(taken)
+
+
+def test_a_full_card_is_refused_by_line_code_and_words(file: GGUFFile) -> None:
+    plan = planned(file, max_context=4096)
+    with Engine.load(file, plan):
+        pass
+    with ballast(left=40 << 20):
+        before = cupy.cuda.runtime.memGetInfo()[0]
+        big = planned_for_a_gib(file)
+        with pytest.raises(AllocationFailed) as caught:
+            Engine.load(file, big)
+        assert cupy.cuda.runtime.memGetInfo()[0] >= before - (2 << 20)
+    assert caught.value.line == "kv_cache"
+    for word in ("cudaMalloc", "out of memory", "cudaErrorMemoryAllocation", "CUDA device", "MiB free now", "WSL2"):
+        assert word in caught.value.found
+    with Engine.load(file, plan) as engine:  # and the device is as good as before
+        assert np.isfinite(engine.prefill([1, 2, 3])).all()
+
+
+def planned_for_a_gib(file: GGUFFile) -> AllocationPlan:
+    """A plan whose KV cache takes over a GiB."""
+    import msgspec
+
+    plan = planned(file)
+    lines = [
+        msgspec.structs.replace(line, bytes=1 << 30) if line.id == "kv_cache" else line for line in plan.reservations
+    ]
+    return msgspec.structs.replace(plan, reservations=tuple(lines))
+
+
+def test_ctrl_c_while_loading_leaves_nothing(file: GGUFFile) -> None:
+    plan = planned(file)
+    with Engine.load(file, plan):
+        pass
+    before = cupy.cuda.runtime.memGetInfo()[0]
+
+    def interrupt(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Engine.load(file, plan, progress=interrupt)
+    assert cupy.cuda.runtime.memGetInfo()[0] >= before - (2 << 20)
+    with Engine.load(file, plan) as engine:
+        assert np.isfinite(engine.prefill([1, 2, 3])).all()
