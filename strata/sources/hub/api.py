@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from strata import __version__
 from strata.errors import ModelUnavailable, StrataError, UsageError
@@ -34,6 +36,28 @@ class Listing:
 
     commit: str
     files: tuple[HubFile, ...]
+
+
+def require_endpoint() -> None:
+    """Refuse an HF_ENDPOINT that is no address: huggingface_hub reads it when it is imported, and fails there.
+
+    Raises
+    ------
+    UsageError
+        It is none.
+    """
+    address = os.environ.get("HF_ENDPOINT", "")
+    try:
+        parts = urlsplit(address)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        sound = False
+    if address and not sound:
+        raise UsageError(
+            "use the hub that HF_ENDPOINT names",
+            f"{address!r} is no address",
+            "Write it like https://huggingface.co, or unset HF_ENDPOINT",
+        )
 
 
 def list_files(name: HubName) -> Listing:

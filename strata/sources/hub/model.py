@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from strata.sources import Progress
-from strata.sources.hub.api import Listing, Unreachable, list_files
+from strata.sources.hub.api import Listing, Unreachable, list_files, require_endpoint
 from strata.sources.hub.choose import HubModel, choose
 from strata.sources.hub.download import download, require_space
 from strata.sources.hub.headers import download_header
@@ -40,6 +40,7 @@ def hub_model(text: str, *, header_only: bool, progress: Progress) -> Path:
         The header is no GGUF header.
     """
     name = parse_name(text)
+    require_endpoint()
     whole, headers = store(MODELS, name.repo), store(HEADERS, name.repo)
     stores = (whole, headers) if header_only else (whole,)
     if name.file is not None:
