@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from strata.sources import Progress
-from strata.sources.hub.api import Listing, Unreachable, list_files, require_endpoint
+from strata.sources.hub.api import Listing, list_files
 from strata.sources.hub.choose import HubModel, choose
 from strata.sources.hub.download import download, require_space
 from strata.sources.hub.headers import download_header
 from strata.sources.hub.name import HubName, parse_name, shard_names
+from strata.sources.hub.refusals import Unreachable, require_endpoint
 from strata.sources.hub.store import HEADERS, MODELS, Store, store
 
 
