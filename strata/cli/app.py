@@ -292,9 +292,7 @@ def cache_list(json: Json = False) -> None:
 def cache_clear(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[NAME]...", help="Only this, as `strata cache list` names it, or a whole hf:owner/repo."
-        ),
+        typer.Argument(metavar="NAME", help="Only this, as `strata cache list` names it, or a whole hf:owner/repo."),
     ] = None,
     yes: Annotated[bool, flag("-y", "--yes", help="Do not ask.")] = False,
     json: Json = False,

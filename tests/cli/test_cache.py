@@ -139,3 +139,9 @@ def test_errors_of_the_hub_are_clear(hub: Hub, monkeypatch: pytest.MonkeyPatch) 
     assert_clear(several, 2, "it holds 2 models", "hf:maker/tiny-GGUF/n.gguf 2.5 MiB")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert_clear(strata("plan", "hf:maker/tiny-GGUF"), 1, "HF_HUB_OFFLINE")
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "foo bar", "localhost:80", "https://"])
+def test_an_endpoint_that_is_no_address_is_said(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    assert_clear(strata("plan", "hf:maker/tiny-GGUF"), 2, "HF_ENDPOINT", "is no address")

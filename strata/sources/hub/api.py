@@ -1,27 +1,23 @@
-"""Talking to the hub: what a repository holds, and ranges of its files. Every refusal becomes an error with a remedy.
+"""Talking to the hub: what a repository holds, and ranges of its files.
 
-Requests, tokens, proxies, HF_ENDPOINT and HF_HUB_OFFLINE are those of huggingface_hub. Its own download is not used: it
-starts over after an interruption, and compares sizes only.
+Requests, tokens, proxies, HF_ENDPOINT and HF_HUB_OFFLINE are those of huggingface_hub. Its own download is not used: in
+version 2.4 it starts over after an interruption, and compares sizes only.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from strata import __version__
-from strata.errors import ModelUnavailable, StrataError, UsageError
+from strata.errors import ModelUnavailable
 from strata.sources.hub.choose import HubFile
 from strata.sources.hub.name import HubName, is_plain
+from strata.sources.hub.refusals import Unreachable, explained, transport_errors
 
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
-
-
-class Unreachable(ModelUnavailable):
-    """The hub does not answer, or is not to be asked; the cache may help."""
 
 
 class Interrupted(Exception):
@@ -52,7 +48,7 @@ def list_files(name: HubName) -> Listing:
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what matters of its warnings is in the errors
     api = HfApi(library_name="strata", library_version=__version__)
-    with _explained(name):
+    with explained(name):
         try:
             info = api.model_info(name.repo, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT)
             commit = info.sha or "main"
@@ -91,7 +87,7 @@ def read(name: HubName, commit: str, file: HubFile, start: int, stop: int) -> It
     headers = build_hf_headers(library_name="strata", library_version=__version__)
     headers |= {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
     url = hf_hub_url(name.repo, file.path, revision=commit)
-    with _explained(name):
+    with explained(name):
         try:
             with get_session().stream(
                 "GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
@@ -111,7 +107,7 @@ def read(name: HubName, commit: str, file: HubFile, start: int, stop: int) -> It
             if error.response.status_code in _TRANSIENT:
                 raise Interrupted(f"the hub answers {error.response.status_code}") from None
             raise
-        except _transport_errors() as error:
+        except transport_errors() as error:
             raise Interrupted(str(error) or type(error).__name__) from None
 
 
@@ -129,67 +125,3 @@ def _position(name: HubName, file: HubFile, start: int, status: int, headers: Ma
             "Try again later: the repository is perhaps being changed. Nothing of this answer was kept",
         )
     return begins
-
-
-def _transport_errors() -> type[Exception]:
-    """Return the base class of all errors of the HTTP client that huggingface_hub uses, whichever that is."""
-    import huggingface_hub.errors
-
-    base = vars(huggingface_hub.errors)["HTTPError"]
-    assert isinstance(base, type)
-    assert issubclass(base, Exception)
-    return base
-
-
-@contextlib.contextmanager
-def _explained(name: HubName) -> Iterator[None]:
-    """Turn the errors of huggingface_hub into Strata's."""
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    try:
-        yield
-    except OfflineModeIsEnabled:
-        raise Unreachable(
-            f"open model {name}",
-            "HF_HUB_OFFLINE is set, and the cache does not hold it",
-            "Fetch it once where there is a network, without HF_HUB_OFFLINE",
-        ) from None
-    except HfHubHTTPError as error:
-        raise _refusal(name, error.response.status_code, type(error).__name__) from None
-    except _transport_errors() as error:
-        raise Unreachable(
-            f"open model {name}",
-            f"the hub cannot be reached ({str(error) or type(error).__name__}), and the cache does not hold it",
-            "Check the network, the proxy (HTTPS_PROXY) and HF_ENDPOINT",
-        ) from None
-
-
-def _refusal(name: HubName, status: int, kind: str) -> StrataError:
-    """Say what an HTTP status of the hub means for a person."""
-    from huggingface_hub import constants, get_token
-
-    asked = f"open model {name}"
-    page = f"{constants.ENDPOINT}/{name.repo}"
-    token = get_token()
-    login = "make a token at https://huggingface.co/settings/tokens and run `hf auth login` (or set HF_TOKEN)"
-    if kind == "GatedRepoError" or (status == 403 and not kind.startswith("Disabled")):
-        if token:
-            return ModelUnavailable(
-                asked,
-                "the repository is gated, and the account of your token has no access to it",
-                f"Open {page}, accept the terms with the account of the token, wait until access is granted, "
-                "and give the token the right to read gated repositories",
-            )
-        return ModelUnavailable(
-            asked,
-            "the repository is gated: its authors give access to accounts that accept their terms, and no token is set",
-            f"Open {page}, log in and accept the terms; then {login}",
-        )
-    if kind == "RepositoryNotFoundError" or status == 404:
-        private = "" if token else f". If it is private, {login}"
-        return UsageError(asked, f"{constants.ENDPOINT} has no such repository", f"Check the name at {page}{private}")
-    if status == 401:
-        return ModelUnavailable(asked, "the hub does not accept the token (401)", f"Take it away, or {login}")
-    if kind == "DisabledRepoError":
-        return ModelUnavailable(asked, "the hub has disabled this repository", "Choose another repository")
-    return Unreachable(asked, f"the hub answers with HTTP status {status}", "Try again later")

@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from strata.sources import Progress
-from strata.sources.hub.api import Listing, Unreachable, list_files
+from strata.sources.hub.api import Listing, list_files
 from strata.sources.hub.choose import HubModel, choose
 from strata.sources.hub.download import download, require_space
 from strata.sources.hub.headers import download_header
 from strata.sources.hub.name import HubName, parse_name, shard_names
+from strata.sources.hub.refusals import Unreachable, require_endpoint
 from strata.sources.hub.store import HEADERS, MODELS, Store, store
 
 
@@ -40,6 +41,7 @@ def hub_model(text: str, *, header_only: bool, progress: Progress) -> Path:
         The header is no GGUF header.
     """
     name = parse_name(text)
+    require_endpoint()
     whole, headers = store(MODELS, name.repo), store(HEADERS, name.repo)
     stores = (whole, headers) if header_only else (whole,)
     if name.file is not None:

@@ -11,8 +11,8 @@ from huggingface_hub import constants
 from strata.errors import ModelFileError, ModelUnavailable, StrataError, UsageError
 from strata.gguf.reader import open_gguf
 from strata.sources.hub import download
-from strata.sources.hub.api import Unreachable
 from strata.sources.hub.model import hub_model
+from strata.sources.hub.refusals import Unreachable
 from strata.sources.hub.store import HEADERS, MODELS, store
 from tests.gguf_maker import gguf_bytes, moe_model
 from tests.sources.hub.server import COMMIT, Hub
