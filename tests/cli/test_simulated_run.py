@@ -16,7 +16,7 @@ from strata.doctor.facts_io import read_facts
 from strata.doctor.plan import PlanOptions, Tier
 from strata.doctor.planner import make_plan
 from strata.doctor.units import PAGE
-from strata.errors import AllocationFailed
+from strata.errors import AllocationFailed, Undetermined
 from strata.runtime.engine import Engine
 from strata.runtime.memory import HostBlock, MemoryRefused
 from strata.runtime.runlog import log_folder, run_logs
@@ -263,6 +263,19 @@ def test_plans_for_windows_start_under_each_coupling(
         assert outcome(model, it, answer, capsys) == "runs"
     else:
         assert plan.changes
+
+
+@pytest.mark.parametrize("machine", sorted(path.stem for path in (FIXTURES / "machines").glob("*.json")))
+def test_every_recorded_machine_that_is_planned_for_starts(
+    model: OpenModel, answer: list[bytes], machine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        it, plan = simulated_plan(model, machine_file(machine), OPTIONS)
+    except Undetermined:
+        pytest.skip("no GPU was seen there")
+    if not plan.feasible:
+        pytest.skip("too little memory is free there")
+    assert outcome(model, it, answer, capsys) == ("re-planned" if it.machine.faults else "runs")
 
 
 @pytest.mark.parametrize("machine", ["seed-000-budget-exhausted", "seed-002-no-desktop"])
