@@ -369,6 +369,17 @@ def test_a_driver_that_grants_less_than_it_tells_is_planned_around(
     assert outcome(model, it, answer, capsys) == "re-planned"
 
 
+@pytest.mark.parametrize("machine", ["seed-000-budget-exhausted", "seed-002-no-desktop"])
+@pytest.mark.parametrize("part", [0, 0.1, 0.3, 0.5, 0.7, 0.9])
+def test_a_smaller_budget_for_pins_than_recorded_is_planned_around(
+    model: OpenModel, answer: list[bytes], machine: str, part: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    it, plan = simulated_plan(model, machine_file(machine), OPTIONS)
+    granted = int(part * plan.planned_bytes(Tier.PINNED))
+    it, _ = simulated_plan(model, machine_file(machine), OPTIONS, pinned_bytes=granted)
+    assert outcome(model, it, answer, capsys) == "re-planned"
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
