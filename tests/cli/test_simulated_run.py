@@ -24,6 +24,7 @@ from strata.runtime.simulated import HOST_MALLOC, MALLOC, PIN, Fault, SimulatedD
 from tests.demo import open_demo
 from tests.runtime.counted import CountedBlock
 from tests.runtime.plans import planned
+from tests.tiny_model import TinyModel
 
 from .runner import MODEL, strata
 from .simulated import (
@@ -311,6 +312,17 @@ def demo() -> str:
     """Path of the demo model, found before the tests' own cache folder hides a person's."""
     with open_demo() as file:
         return str(file.path)
+
+
+@pytest.mark.parametrize("machine", ["seed-000-budget-exhausted", "seed-002-no-desktop", "seed-002-desktop-on-card"])
+def test_a_dense_model_has_room_too(tmp_path: Path, machine: str) -> None:
+    dense = opened(TinyModel(architecture="llama", experts=0).write(tmp_path / "dense.gguf"))
+    it, plan = simulated_plan(dense, machine_file(machine))
+    assert plan.feasible
+    with loaded(dense, plan, it, log := Events()) as engine:
+        assert generated(engine, PROMPT) == reference(dense.file, PROMPT, chunk=plan.chunk)
+    assert "replan" not in log.kinds
+    assert "experts" not in it.notes[0]
 
 
 @pytest.mark.demo
