@@ -54,27 +54,29 @@ def other_ways(plan: AllocationPlan, failed: AllocationFailed, *, may_use_cpu: b
     line, cause = plan.line(failed.line), failed.__cause__
     if line is None or not isinstance(cause, MemoryRefused):
         return  # this machine's own RAM ran out, whatever it plays
+    # What was promised stays: a saved plan's context and KV type, not today's defaults.
+    promised = msgspec.structs.replace(plan.options, max_context=plan.context, kv=plan.kv)
     if cause.broken:
         if may_use_cpu:
-            yield _without_gpu(plan.options)
+            yield _without_gpu(promised)
         return
     before = _bytes_before(plan, failed.line)
     if line.tier is Tier.PINNED:
         granted, (over, under) = before + cause.granted_bytes, _PART_AFTER_REFUSAL
         pinned = granted * under // over if cause.code == OUT_OF_MEMORY else 0
-        options = msgspec.structs.replace(plan.options, pinned_budget_bytes=pinned)
+        options = msgspec.structs.replace(promised, pinned_budget_bytes=pinned)
         most = f"at most {size(pinned)} page-locked" if pinned else "nothing page-locked"
         yield Retry(options, f"Planning once more: {most}, the rest in pageable RAM.")
         return
     if cause.code not in _MEMORY_IS_FULL:
-        yield Retry(plan.options, "A little is granted, so this was not for want of memory: trying once more.")
+        yield Retry(promised, "A little is granted, so this was not for want of memory: trying once more.")
         return
     # The driver's own figure is the best there is, unless the refusal belies it.
     free = cause.free_bytes
     believed = free is not None and free < failed.nbytes
     field, memory = ("vram_budget_bytes", "VRAM") if line.tier is Tier.VRAM else ("ram_budget_bytes", "RAM")
     for more in (free,) if believed and free is not None else [failed.nbytes * n // d for n, d in _PARTS_OF_IT]:
-        options = msgspec.structs.replace(plan.options, **{field: before + more})
+        options = msgspec.structs.replace(promised, **{field: before + more})
         yield Retry(options, f"Planning once more: at most {size(before + more)} of {memory}.")
 
 

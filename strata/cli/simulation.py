@@ -104,6 +104,12 @@ def simulate(path: Path, model: ModelFacts, options: PlanOptions, *, shrink: flo
         asked = msgspec.json.decode(path.read_bytes(), type=_Document).simulation
     except msgspec.ValidationError as error:
         raise UsageError(f"simulate {path}", f'its section "simulation" is wrong: {error}', "Correct it") from None
+    try:
+        choose_gpu(facts, options.gpu)
+    except Undetermined as error:
+        raise Undetermined(
+            f"simulate the GPU of {path}", error.found, "Give facts of a machine whose GPU was seen"
+        ) from None
     notes: tuple[str, ...] = ()
     if shrink is None:
         shrink, sentence = proportionate_shrink(facts, model, options, asked.model_bytes)

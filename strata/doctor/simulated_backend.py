@@ -199,10 +199,8 @@ def proportionate_shrink(
     ours = _needed_here(model) + int(share * experts)
     shrink = float(f"{free / ours:.4g}")
     whose = f"the report's model of {size(known)}" if known else f"a model of {size(theirs)}, twice its free VRAM"
-    return shrink, (
-        f"The recorded memories are divided by {shrink:,.4g}, so that the card has room for {float(share):.0%} of this "
-        f"model's experts, as it had for {whose}."
-    )
+    room = f"{float(share):.0%} of this model's experts, as it had for {whose}" if experts else "this model"
+    return shrink, f"The recorded memories are divided by {shrink:,.4g}, so that the card has room for {room}."
 
 
 def _needed_here(model: ModelFacts) -> int:

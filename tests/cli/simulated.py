@@ -7,15 +7,19 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from strata.cli.preflight import OpenModel
 from strata.cli.simulated_run import load_simulated
 from strata.cli.simulation import Simulated, simulate
 from strata.doctor.plan import AllocationPlan, PlanOptions
 from strata.doctor.planner import make_plan
+from strata.errors import AllocationFailed
 from strata.gguf.model_facts import read_model_facts
 from strata.gguf.reader import GGUFFile, open_gguf
 from strata.runtime.engine import Engine
+from strata.runtime.simulated import HOST_MALLOC
+from tests.runtime.counted import CountedBlock
 from tests.runtime.plans import planned
 from tests.tiny_model import TinyModel
 
@@ -29,6 +33,13 @@ SEEDS = (
     "seed-002-kv-window",
 )
 MIB = 1 << 20
+PROMPT = [3, 14, 15]
+CHUNK = 8
+OPTIONS = PlanOptions(prefill=CHUNK)  # at the context that the machine's size goes by, few experts have a slot
+NO_DEVICE = {"code": 100, "name": "cudaErrorNoDevice", "string": "no CUDA-capable device is detected"}
+ILLEGAL = {"code": 700, "name": "cudaErrorIllegalAddress", "string": "an illegal memory access was encountered"}
+FULL = {"code": 2, "name": "cudaErrorMemoryAllocation", "string": "out of memory"}
+NO_RAM = {"call": HOST_MALLOC, "code": 12, "name": "ENOMEM", "string": "Cannot allocate memory"}
 # Mostly experts, as the reports' model; large enough for a step of 1 MiB to be a small one.
 MOSTLY_EXPERTS = TinyModel(
     layers=4, embedding=256, heads=4, kv_heads=2, head_size=64, vocab=256, experts=16, width=256, expert_type="Q8_0"
@@ -96,3 +107,33 @@ def reference(file: GGUFFile, prompt: list[int], *, chunk: int) -> list[bytes]:
     """The same on the plain numpy backend."""
     with Engine.load(file, planned(file, prefill=chunk)) as engine:
         return generated(engine, prompt)
+
+
+def outcome(model: OpenModel, it: Simulated, answer: list[bytes], capsys: pytest.CaptureFixture[str]) -> str:
+    """Load, and see that it ends as it must; return "runs", "re-planned", "on the CPU" or "refused"."""
+    plan, log = make_plan(it.facts, model.facts, it.options), Events()
+    assert plan.feasible
+    capsys.readouterr()
+    try:
+        engine = loaded(model, plan, it, log)
+    except AllocationFailed as error:
+        return is_clear(error, log)
+    with engine:
+        assert CountedBlock.alive > 0
+        assert generated(engine, PROMPT) == answer
+        on_cpu = engine.plan.device.backend == "numpy"
+        assert on_cpu or engine.memory_report().difference_bytes >= 0
+    said = " ".join(capsys.readouterr().err.split())
+    replans = log.kinds.count("replan")
+    assert replans == said.count("Planning once more: ") + said.count("trying once more") <= 1
+    return "on the CPU" if on_cpu else "re-planned" if replans else "runs"
+
+
+def is_clear(error: AllocationFailed, log: Events) -> str:
+    """See that a refusal names the line and what was refused, leaves nothing, and came after one re-plan at most."""
+    assert CountedBlock.alive == 0
+    assert log.kinds.count("replan") <= 1
+    for words in ("refused", f'"{error.line}"', "nothing stays allocated"):
+        assert words in error.found
+    assert error.remedy
+    return "refused"

@@ -29,7 +29,7 @@ def a_plan(*ram: Tier) -> AllocationPlan:
         reservation("experts_pinned", 60 * MIB, Tier.PINNED),
     )
     shared = SharedBudget(name="RAM", tiers=ram, usable_bytes=1 << 40, reserve_bytes=0, formula="", source="")
-    options = PlanOptions(device="simulated", max_context=16, vram_budget_bytes=100 * MIB)
+    options = PlanOptions(device="simulated", vram_budget_bytes=100 * MIB)
     return msgspec.structs.replace(plan, options=options, shared=(shared,))
 
 
@@ -78,12 +78,12 @@ def test_page_locking_that_fails_with_another_code_is_left_alone() -> None:
 
 def test_an_odd_code_with_a_working_gpu_is_tried_again() -> None:
     (way,) = ways("head", 20, ODD)
-    assert way == a_plan().options
+    assert way == PlanOptions(device="simulated", vram_budget_bytes=100 * MIB, max_context=16, kv="f32")
 
 
 def test_a_broken_gpu_is_done_without_unless_it_is_insisted_on() -> None:
     (way,) = ways("head", 20, ODD, broken=True)
-    assert way == PlanOptions(device="cpu", max_context=16)
+    assert way == PlanOptions(device="cpu", max_context=16, kv="f32")
     assert ways("head", 20, ODD, cpu=False, broken=True) == []
 
 

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from strata.cli.preflight import OpenModel
 from strata.cli.simulation import Simulated, simulate
+from strata.doctor.invariants import broken
 from strata.doctor.plan import AllocationPlan, PlanOptions
 from strata.doctor.planner import make_plan
 from strata.errors import StrataError, Undetermined, UsageError
@@ -113,6 +116,40 @@ def test_what_is_suggested_starts_and_the_next_weaker_step_does_not_plan(model: 
     assert started >= CASES
     print(started, sorted(kinds))
     assert len(kinds) >= 6, kinds
+
+
+small = st.none() | st.integers(0, 40 * MIB)
+
+
+@given(
+    machine=st.sampled_from(MACHINES),
+    smaller=st.floats(0.5, 4),
+    max_context=st.none() | st.integers(1, 2048),
+    kv=st.sampled_from([None, "f16", "f32"]),
+    prefill=st.none() | st.integers(1, 600),
+    expert_cache=st.none() | st.integers(1, 64),
+    vram_budget_bytes=small,
+    ram_budget_bytes=small,
+    pinned_budget_bytes=small,
+    vram_reserve_bytes=st.none() | st.integers(0, 4 * MIB),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_planned_starts_as_planned(
+    model: OpenModel, machine: str, smaller: float, **asked: int | str | None
+) -> None:
+    whole = simulate(machine_file(machine), model.facts, PlanOptions())
+    assert whole.options.shrink
+    options = PlanOptions(**asked)  # type: ignore[arg-type]
+    it = simulate(machine_file(machine), model.facts, options, shrink=whole.options.shrink * smaller)
+    plan = plans(it, model, it.options)
+    if plan is None:
+        return
+    assert broken(plan) == ()
+    log = Events()
+    with loaded(model, plan, it, log) as engine:
+        generated(engine, [1], steps=min(1, plan.context - 1))
+        assert engine.memory_report().difference_bytes >= 0
+    assert "replan" not in log.kinds
 
 
 def test_the_section_simulation_is_read(model: OpenModel, tmp_path: Path) -> None:
