@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 ATTENTION_SPLITS = 32  # of the KV cache in attention (kSplits in cuda/attention.cu)
 MOST_TOKENS = 8  # of a call through the decode kernels
+SAMPLE_STRETCH = 64  # logits that one maximum stands for in sampling (kStretch in cuda/sample.cu)
+MOST_TOP_K = 64  # that a token is sampled from on the device (kMostKept there)
 
 
 def partial_size(tokens: int, heads: int, value_length: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import cupy
 
 from strata.kernels.compile import Kernel, compile_kernels
-from strata.kernels.cuda_layout import ATTENTION_SPLITS, LAYOUTS, Tile
+from strata.kernels.cuda_layout import ATTENTION_SPLITS, LAYOUTS, SAMPLE_STRETCH, Tile
 from strata.kernels.launch import Argument, LoadedKernel
 from strata.kernels.ops import Array, KvLayer, Rope, RopeStyle
 
@@ -100,6 +100,22 @@ class _Planes(ctypes.Structure):
     )
 
 
+class Sampling(ctypes.Structure):
+    """How to choose a token; `top_k` is 1 for the likeliest. As `Sampling` in cuda/sample.cu."""
+
+    _fields_ = (
+        ("temperature", ctypes.c_double),
+        ("top_p", ctypes.c_double),
+        ("log_min_p", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
+        ("top_k", ctypes.c_int),
+        ("unused", ctypes.c_int),
+    )
+
+
+NOT_FINITE, TOO_MANY = -1, -2  # instead of a token: the best logit is no number, too many are equal for the kernel
+
+
 class CudaOps:
     """`strata.kernels.ops.Ops` on the current CUDA device and CuPy's current stream.
 
@@ -110,7 +126,7 @@ class CudaOps:
     scratch : mapping of str to Array
         ``partial`` float32 (see `cuda_layout.partial_size`), ``counters`` uint32 zeros, ``logits`` float32 [T, N],
         ``activation`` float32 [T * K, F]; for a dense model ``gate`` and ``up``, float32 [T, its width]; each for the
-        largest T.
+        largest T. To sample, ``maxima`` uint32 [V / 64, rounded up].
     cache : Path, optional
         Where compiled kernels are kept.
     """
@@ -187,6 +203,18 @@ class CudaOps:
     def head(self, x: Array, norm: Array, eps: float, weight: CudaWeight, logits: Array) -> None:
         """See `strata.kernels.ops.Ops.head`."""
         self._project(x, norm, eps, [weight], [logits], add=False)
+
+    def sample(self, logits: Array, sampling: Array, token: Array, position: Array, chosen: Array) -> None:
+        """Choose the token after `position` from float32 logits [1, V], and go on to it.
+
+        Writes the id to `chosen`, or why there is none (`NOT_FINITE`, `TOO_MANY`), makes it the next `token` and counts
+        `position` up; all int32 [1]. `sampling` has the bytes of a `Sampling`.
+        """
+        stretches = -(-logits.shape[-1] // SAMPLE_STRETCH)
+        arguments = (logits, logits.shape[-1], self._scratch["maxima"], self._scratch["counters"])
+        self._launch(
+            "sample", "sample_token", (-(-stretches // 8),), 256, *arguments, sampling, token, position, chosen
+        )
 
     def attention(
         self,

@@ -96,6 +96,12 @@ class CudaDevice:
         """Copy to the host, in order with the stream: it is there after `wait`."""
         _runtime.memcpyAsync(to.ctypes.data, source.data.ptr, to.nbytes, _TO_HOST, self.stream.ptr)
 
+    def mapped(self, pinned: np.ndarray[Any, Any]) -> Array:
+        """View page-locked memory as the device sees it."""
+        address = int(_runtime.pointerGetAttributes(pinned.ctypes.data).devicePointer)
+        memory = cupy.cuda.UnownedMemory(address, pinned.nbytes, pinned)
+        return cupy.ndarray(pinned.shape, pinned.dtype, cupy.cuda.MemoryPointer(memory, 0))
+
     def wait(self) -> None:
         """Wait until the stream has done everything."""
         self.stream.synchronize()

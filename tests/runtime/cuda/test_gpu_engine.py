@@ -73,14 +73,47 @@ def test_a_token_launches_one_graph_and_nothing_else(file: GGUFFile, monkeypatch
             assert step.launches == before + 1
 
 
-@pytest.mark.parametrize("options", [SamplerOptions(), SamplerOptions(temperature=0.8, top_k=40, seed=7)])
-def test_the_same_tokens_as_on_the_cpu(options: SamplerOptions) -> None:
-    with open_gguf(GOLDEN / "qwen3moe.gguf") as file:
+SAMPLED = [
+    SamplerOptions(),
+    SamplerOptions(temperature=0.8, top_k=40, seed=7),
+    SamplerOptions(temperature=0.8, top_k=40, top_p=0.9, min_p=0.1, seed=8),
+    SamplerOptions(temperature=0.8, seed=9),  # from all: chosen on the host
+]
+
+
+@pytest.mark.parametrize("options", SAMPLED, ids=["greedy", "top-k", "all filters", "all tokens"])
+@pytest.mark.parametrize("name", ["qwen3moe", "llama"])
+def test_the_same_tokens_as_on_the_cpu(name: str, options: SamplerOptions) -> None:
+    with open_gguf(GOLDEN / f"{name}.gguf") as file:
         answers = []
         for plan in (planned(file, kv="f32"), planned_for_cpu(file)):
             with Engine.load(file, plan) as engine:
                 answers.append(list(engine.generate([1, 2, 3], Sampler(options), max_tokens=24)))
     assert answers[0] == answers[1]
+
+
+def test_tokens_in_flight_leave_the_sequence_whole(file: GGUFFile) -> None:
+    """Stopped anywhere, resumed, and continued by logits: as if nothing had been computed ahead."""
+    sampler = Sampler(SamplerOptions())
+    with Engine.load(file, planned(file, max_context=64)) as engine:
+        step: Any = engine._model.step
+        before = step.launches
+        whole = list(engine.generate([1, 2, 3], sampler, max_tokens=60))
+        assert step.launches - before == 59  # no step beyond what was asked for
+        assert engine.position == 62
+        for stop in (1, 5, 6):
+            generation = engine.generate([1, 2, 3], sampler, max_tokens=60)
+            part = [next(generation) for _ in range(stop)]
+            generation.close()
+            assert part == whole[:stop]
+            assert engine.position == 3 + stop - 1
+            rest = list(engine.generate([1, 2, 3, *part], sampler, max_tokens=20))
+            assert rest == whole[stop : stop + 20]
+        logits = engine.prefill([7]).copy()
+    with Engine.load(file, planned(file, max_context=64)) as engine:
+        engine.prefill([1, 2, 3, *whole[:25], 7][: 3 + 25])
+        again = engine.prefill([7])
+    np.testing.assert_array_equal(again, logits)
 
 
 def test_what_is_taken_is_given_back(file: GGUFFile) -> None:
