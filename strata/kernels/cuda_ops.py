@@ -100,22 +100,6 @@ class _Planes(ctypes.Structure):
     )
 
 
-class Sampling(ctypes.Structure):
-    """How to choose a token; `top_k` is 1 for the likeliest. As `Sampling` in cuda/sample.cu."""
-
-    _fields_ = (
-        ("temperature", ctypes.c_double),
-        ("top_p", ctypes.c_double),
-        ("log_min_p", ctypes.c_double),
-        ("seed", ctypes.c_uint64),
-        ("top_k", ctypes.c_int),
-        ("unused", ctypes.c_int),
-    )
-
-
-NOT_FINITE, TOO_MANY = -1, -2  # instead of a token: the best logit is no number, too many are equal for the kernel
-
-
 class CudaOps:
     """`strata.kernels.ops.Ops` on the current CUDA device and CuPy's current stream.
 
@@ -151,6 +135,11 @@ class CudaOps:
             self._wanted = None
         compiled = compile_kernels(sorted(wanted - self._kernels.keys()), self._arch, self._cache, progress)
         self._kernels |= {kernel: LoadedKernel(found, self._arch >= 90) for kernel, found in compiled.items()}
+
+    def close(self) -> None:
+        """Unload the kernels, none of which may be running."""
+        while self._kernels:
+            self._kernels.popitem()[1].unload()
 
     def embed(self, table: CudaWeight, tokens: Array, out: Array) -> None:
         """See `strata.kernels.ops.Ops.embed`."""
@@ -207,8 +196,8 @@ class CudaOps:
     def sample(self, logits: Array, sampling: Array, token: Array, position: Array, chosen: Array) -> None:
         """Choose the token after `position` from float32 logits [1, V], and go on to it.
 
-        Writes the id to `chosen`, or why there is none (`NOT_FINITE`, `TOO_MANY`), makes it the next `token` and counts
-        `position` up; all int32 [1]. `sampling` has the bytes of a `Sampling`.
+        Writes the id to `chosen`, or why there is none (`cuda_layout.NOT_FINITE`, `TOO_MANY`), makes it the next `token`
+        and counts `position` up; all int32 [1]. `sampling` has the bytes of a `cuda_layout.Sampling`.
         """
         stretches = -(-logits.shape[-1] // SAMPLE_STRETCH)
         arguments = (logits, logits.shape[-1], self._scratch["maxima"], self._scratch["counters"])

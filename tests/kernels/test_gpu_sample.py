@@ -8,7 +8,8 @@ import pytest
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
 
-from strata.kernels.cuda_ops import NOT_FINITE, TOO_MANY, CudaOps  # noqa: E402
+from strata.kernels.cuda_layout import NOT_FINITE, TOO_MANY  # noqa: E402
+from strata.kernels.cuda_ops import CudaOps  # noqa: E402
 from strata.runtime.cuda.chain import sampling_of  # noqa: E402
 from strata.runtime.sampler import Sampler, SamplerOptions  # noqa: E402
 
@@ -64,12 +65,12 @@ def test_what_the_kernel_leaves_to_the_host() -> None:
     choose = Chooser(vocab)
     logits = np.zeros(vocab, np.float32)
     assert choose(logits, options, 9) == TOO_MANY
-    logits[77] = np.nan
-    assert choose(logits, options, 9) == NOT_FINITE
-    logits[77] = np.inf
-    assert choose(logits, options, 9) == NOT_FINITE
-    assert choose(np.full(64, -np.inf, np.float32), options, 9) == NOT_FINITE
     logits[77] = 1
     assert choose(logits, SamplerOptions(), 9) == 77
+    logits = np.random.default_rng(0).standard_normal(vocab).astype(np.float32)
+    for wrong in (np.nan, -np.nan, np.inf):
+        logits[77] = wrong
+        assert choose(logits, options, 9) == NOT_FINITE
+    assert choose(np.full(64, -np.inf, np.float32), options, 9) == NOT_FINITE
     for refused in (SamplerOptions(temperature=1.0), SamplerOptions(temperature=1.0, top_k=65)):
         assert sampling_of(refused) is None

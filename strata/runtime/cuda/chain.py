@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.gguf.cuda_footprint import CHOSEN
-from strata.kernels.cuda_layout import MOST_TOP_K
-from strata.kernels.cuda_ops import Sampling
+from strata.kernels.cuda_layout import MOST_TOP_K, Sampling
 from strata.runtime.sampler import SamplerOptions
 
 

@@ -106,6 +106,13 @@ class CudaDevice:
         """Wait until the stream has done everything."""
         self.stream.synchronize()
 
+    def drain(self) -> None:
+        """Wait, whatever comes of it, before memory is given back that a copy may still go to."""
+        try:
+            self.stream.synchronize()
+        except CUDARuntimeError:  # a lost device has nothing left to wait for
+            return
+
     @contextmanager
     def errors(self, asked: str) -> Iterator[None]:
         """Make this the current device, and turn CUDA's errors into one that says what was `asked` and what is known.
@@ -184,6 +191,7 @@ class _PinnedBlock:
     """RAM that was touched, then page-locked where it lies: far quicker than having the driver allocate it."""
 
     def __init__(self, device: CudaDevice, block: HostBlock, nbytes: int) -> None:
+        self._device = device
         self._block = block
         self._pointer = 0
         address = int(block.array(0, (nbytes,), np.dtype(np.uint8)).ctypes.data)
@@ -199,6 +207,7 @@ class _PinnedBlock:
 
     def release(self) -> None:
         pointer, self._pointer = self._pointer, 0
+        self._device.drain()
         _let_go(_runtime.hostUnregister, pointer)
         self._block.release()
 

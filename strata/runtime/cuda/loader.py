@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -63,8 +64,10 @@ def load_cuda(
     buffers["logits"] = memory.buffer("logits", footprint.logits(facts))
     host = _carve(memory, "host_io", cuda_footprint.host_io(facts, plan.chunk))
     embedding = None if facts.tied_head else _embedding(file, plan, memory)
-    with device.errors("load the model"), device.stream:
+    with ExitStack() as undo, device.errors("load the model"), device.stream:
         ops = CudaOps({name.removeprefix("ops."): array for name, array in buffers.items()})
+        undo.callback(ops.close)
+        undo.callback(device.drain)
         recorder = Recorder(device.stream)
         uploader = Uploader(device, ops, host["pieces"], buffers["piece"])
         store, experts = _experts(file, facts, plan, memory, (device, ops, recorder, uploader, buffers, host), load)
@@ -75,9 +78,8 @@ def load_cuda(
             if resident:
                 yield from resident.matrices(file, expert_tensors(facts))
 
-        to_read = (
-            weights.stored_bytes + (embedding.stored_bytes if embedding else 0) + (store.held_bytes if store else 0)
-        )
+        to_read = weights.stored_bytes + (embedding.stored_bytes if embedding else 0)
+        to_read += store.held_bytes if store else 0
         to_read += sum(c.bytes * c.experts_per_layer * len(c.layers) for c in facts.expert_classes) if resident else 0
         step = load.counted(to_read)
         uploader.load(matrices(), step)
@@ -88,14 +90,15 @@ def load_cuda(
         table = _table(file, weights.by_name[HEAD], buffers["inputs"], embedding, device)
         rope = _rope(file, config, buffers["rope"], device)
         by_name = weights.by_name | {EMBEDDING: table}
-    decoder = build_model(rope, by_name, ops, buffers, kv.layers, experts)
-    rows = embedding if isinstance(embedding, HostRows) else None
-    run = CudaStep(device, ops, recorder, decoder, buffers, host, rows, experts)
-    run.prepare(load.compiling)
-    if isinstance(experts, ResidentExperts):
-        experts.counts = type(experts.counts)()
-    most = largest_call(plan, facts, len(buffers["x"]))
-    return LoadedModel(run, kv, experts, most)
+        decoder = build_model(rope, by_name, ops, buffers, kv.layers, experts)
+        rows = embedding if isinstance(embedding, HostRows) else None
+        run = CudaStep(device, ops, recorder, decoder, buffers, host, rows, experts)
+        run.prepare(load.compiling)
+        undo.pop_all()
+        if isinstance(experts, ResidentExperts):
+            experts.counts = type(experts.counts)()
+        most = largest_call(plan, facts, len(buffers["x"]))
+        return LoadedModel(run, kv, experts, most)
 
 
 def _carve(memory: PlannedMemory, line: str, specs: tuple[BufferSpec, ...]) -> dict[str, Any]:

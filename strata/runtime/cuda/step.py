@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.gguf.cuda_footprint import INPUT_ROWS, INPUT_SAMPLING
-from strata.kernels.cuda_ops import CudaOps, Sampling
+from strata.kernels.cuda_layout import Sampling
+from strata.kernels.cuda_ops import CudaOps
 from strata.kernels.ops import Array
 from strata.runtime.cuda.chain import CudaChain, sampling_of
 from strata.runtime.cuda.device import CudaDevice, array_on
@@ -44,8 +45,8 @@ class NotesExperts(Protocol):
 class CudaStep:
     """Runs tokens: this backend's `strata.runtime.loader.Step`.
 
-    A shape (number of tokens, with or without logits and a choice) is run kernel by kernel the first time, so that every
-    kernel has run before it is captured, and recorded the second time.
+    A shape (number of tokens, with or without logits and a choice) is run kernel by kernel the first time, so that
+    every kernel has run before it is captured, and recorded the second time.
 
     Parameters
     ----------
@@ -150,8 +151,10 @@ class CudaStep:
         return int(self._host_chosen[slot])
 
     def close(self) -> None:
-        """Let go of the recorded graphs."""
+        """Let go of the recorded graphs and the kernels."""
+        self._device.drain()
         self._recordings.clear()
+        self._ops.close()
 
     def _run(self, count: int, logits: bool, *, chooses: bool) -> None:
         shape = count, logits, chooses

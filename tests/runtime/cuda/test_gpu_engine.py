@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,7 +116,7 @@ def test_tokens_in_flight_leave_the_sequence_whole(file: GGUFFile) -> None:
         logits = engine.prefill([7]).copy()
     with Engine.load(file, planned(file, max_context=64)) as engine:
         engine.prefill([1, 2, 3, *whole[:25], 7][: 3 + 25])
-        again = engine.prefill([7])
+        again = engine.prefill([7]).copy()
     np.testing.assert_array_equal(again, logits)
 
 
@@ -180,3 +184,37 @@ def test_ctrl_c_while_loading_leaves_nothing(file: GGUFFile) -> None:
     assert cupy.cuda.runtime.memGetInfo()[0] >= before - (2 << 20)
     with Engine.load(file, plan) as engine:
         assert np.isfinite(engine.prefill([1, 2, 3])).all()
+
+
+LOST = """
+import cupy
+from strata.errors import DeviceFailed
+from strata.gguf.reader import open_gguf
+from strata.runtime.engine import Engine
+from tests.runtime.cuda.machine import GOLDEN, planned
+
+if __name__ == "__main__":
+    trap = cupy.RawKernel('extern "C" __global__ void trap_() { asm("trap;"); }', "trap_")
+    with open_gguf(GOLDEN / "qwen3moe-Q4_K.gguf") as file:
+        engine = Engine.load(file, planned(file))
+        engine.prefill([1, 2, 3])
+        trap((1,), (1,), ())
+        try:
+            engine.decode(4)
+        except DeviceFailed as error:
+            print(error.found)
+        engine.close()
+        print("closed")
+"""
+
+
+def test_a_failing_device_is_told_of_and_let_go(tmp_path: Path) -> None:
+    """In a process of its own: after a fault none of a context's memory can be used."""
+    script = tmp_path / "lost.py"
+    script.write_text(LOST)
+    paths = os.pathsep.join([str(GOLDEN.parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths}
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment)
+    for word in ("unspecified launch failure", "cudaErrorLaunchFailure", "719", "CUDA device", "free now", "WSL2"):
+        assert word in result.stdout
+    assert result.stdout.endswith("closed\n")
