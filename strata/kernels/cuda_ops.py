@@ -196,8 +196,8 @@ class CudaOps:
     def sample(self, logits: Array, sampling: Array, token: Array, position: Array, chosen: Array) -> None:
         """Choose the token after `position` from float32 logits [1, V], and go on to it.
 
-        Writes the id to `chosen`, or why there is none (`cuda_layout.NOT_FINITE`, `TOO_MANY`), makes it the next `token`
-        and counts `position` up; all int32 [1]. `sampling` has the bytes of a `cuda_layout.Sampling`.
+        Writes to `chosen` the id, or why there is none (`cuda_layout.NOT_FINITE`, `TOO_MANY`), makes it the next
+        `token` and counts `position` up; all int32 [1]. `sampling` has the bytes of a `cuda_layout.Sampling`.
         """
         stretches = -(-logits.shape[-1] // SAMPLE_STRETCH)
         arguments = (logits, logits.shape[-1], self._scratch["maxima"], self._scratch["counters"])
