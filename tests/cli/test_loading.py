@@ -35,6 +35,21 @@ def test_a_model_without_kernels_runs_on_the_cpu_and_says_why(tmp_path: Path) ->
     assert asked.device.backend == "cuda"  # as it was asked for: loading refuses it by name
 
 
+def test_what_does_not_fit_into_a_full_card_runs_on_the_cpu_unless_the_card_was_chosen(tmp_path: Path) -> None:
+    driver = H200.nvml.value
+    assert driver is not None
+    full = msgspec.structs.replace(driver.gpus[0], vram_free_bytes=700 << 20)
+    nvml = msgspec.structs.replace(H200.nvml, value=msgspec.structs.replace(driver, gpus=(full,)))
+    facts = msgspec.structs.replace(H200, nvml=nvml)
+    model = opened(tmp_path)
+    plan, notes = plan_to_run(model, facts, PlanOptions())
+    assert (plan.device.backend, plan.feasible) == ("numpy", True)
+    assert "are missing" in notes[0]
+    for chosen in ({"device": "cuda"}, {"vram_budget_bytes": 600 << 20}, {"gpu": "0"}):
+        plan, notes = plan_to_run(model, facts, PlanOptions(**chosen))
+        assert (plan.device.backend, plan.feasible, notes) == ("cuda", False, ())
+
+
 def test_a_model_with_kernels_runs_on_the_gpu(tmp_path: Path) -> None:
     plan, notes = plan_to_run(opened(tmp_path), H200, PlanOptions())
     assert (plan.device.backend, notes) == ("cuda", ())
