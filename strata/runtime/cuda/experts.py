@@ -184,9 +184,12 @@ class CachedExperts:
         ids, slots = self._host_ids[layer, :tokens], self._host_slots[:tokens]
         self._device.to_host(ids, self._ids[layer, :tokens])
         self._device.wait()
-        experts, where = np.unique(ids, return_inverse=True)
-        ready = self._caches[layer][1].ready(layer, experts.astype(np.intp))
-        slots[:] = ready[where].reshape(slots.shape)
+        cache = self._caches[layer][1]
+        if tokens == 1:  # whose experts differ
+            slots[0] = cache.ready(layer, ids[0].astype(np.intp))
+        else:
+            experts, where = np.unique(ids, return_inverse=True)
+            slots[:] = cache.ready(layer, experts.astype(np.intp))[where].reshape(slots.shape)
         self._device.to_device(self._slots, slots)
 
 
