@@ -6,27 +6,39 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from strata.cli.output import err
+from strata.doctor.units import size
 
-Steps = Callable[[str, int | None, int | None], None]  # what is being done, bytes done, bytes in all
+Steps = Callable[[str, int | None, int | None], None]  # what is being done, how much is done, how much it is in all
 
 
 @contextmanager
-def steps() -> Iterator[Steps]:
-    """Show one line for each step that is reported: a spinner, or a bar with speed where bytes are known.
+def steps(unit: str = "bytes") -> Iterator[Steps]:
+    """Show one line for each step that is reported: a spinner, or a bar with speed where a total is known.
+
+    Parameters
+    ----------
+    unit : str
+        What is counted; bytes are shown in MiB and GiB.
 
     Yields
     ------
     Steps
         To be called as often as wanted; a new description begins a new line.
     """
-    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+    from rich.text import Text
+
+    class Amount(ProgressColumn):
+        """Done, of all, and how fast; nothing where the total is not known."""
+
+        def render(self, task: Task) -> Text:
+            return Text("" if task.total is None else amount(task.completed, task.total, task.speed, unit))
 
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(24),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        Amount(),
         console=err(),
         transient=True,
         disable=not err().is_terminal,
@@ -42,6 +54,13 @@ def steps() -> Iterator[Steps]:
                 bar.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
 
         yield report
+
+
+def amount(done: float, total: float, speed: float | None, unit: str) -> str:
+    """Return "11.1 MiB of 73.9 MiB, 228.5 MiB/s" or "128 of 512 tokens, 560/s"; the speed where one is known."""
+    if unit == "bytes":
+        return f"{size(int(done))} of {size(int(total))}" + (f", {size(int(speed))}/s" if speed else "")
+    return f"{int(done):,} of {int(total):,} {unit}" + (f", {speed:,.0f}/s" if speed else "")
 
 
 @contextmanager

@@ -116,13 +116,13 @@ class Session:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
 
-        with steps() as progress:
+        with steps("tokens") as progress:
             generation = self._engine.generate(
                 tokens,
                 self._sampler,
                 max_tokens=self._max_tokens or self._engine.plan.context,
                 stop_ids=self._conversation.tokenizer.eos_ids,
-                progress=lambda done, total: progress(f"reading the prompt, {total:,} tokens", done, total),
+                progress=lambda done, total: progress("reading the prompt", done, total),
             )
             token = _next(generation)
         try:
