@@ -45,7 +45,9 @@ def versions() -> dict[str, str]:
 def plan_to_run(
     model: OpenModel, facts: Facts, options: PlanOptions, saved: Path | None = None
 ) -> tuple[AllocationPlan, tuple[str, ...]]:
-    """Make or load a plan as `make_or_load_plan` does, for the CPU where the person left the choice and the GPU cannot.
+    """Make or load a plan as `make_or_load_plan` does, for the CPU where the choice was left open and the GPU cannot.
+
+    It cannot run what its kernels do not know, or what does not fit; a budget for VRAM is a choice of the GPU.
 
     Returns
     -------
@@ -55,13 +57,16 @@ def plan_to_run(
     from strata.runtime.cuda.support import why_not
 
     plan, notes = make_or_load_plan(model.facts, facts, options, saved)
-    if saved is None and options.device == "auto" and plan.device.backend == "cuda":
-        found = why_not(model.file, model.facts, plan.kv)
-        if found:
-            on_cpu = msgspec.structs.replace(options, device="cpu", gpu=None)
-            plan, notes = make_or_load_plan(model.facts, facts, on_cpu)
-            notes = (*notes, f"This runs on the CPU: {found}.")
-    return plan, notes
+    chosen = options.device, options.gpu, options.vram_budget_bytes, options.vram_reserve_bytes
+    if saved is not None or plan.device.backend != "cuda" or chosen != ("auto", None, None, None):
+        return plan, notes
+    found = why_not(model.file, model.facts, plan.kv)
+    if found is None and plan.shortfall is not None:
+        found = plan.shortfall.sentence.removesuffix(".")
+    if found is None:
+        return plan, notes
+    on_cpu, _ = make_or_load_plan(model.facts, facts, msgspec.structs.replace(options, device="cpu"))
+    return (on_cpu, (f"This runs on the CPU: {found}.",)) if on_cpu.feasible else (plan, notes)
 
 
 def show_plan(plan: AllocationPlan) -> None:

@@ -13,7 +13,10 @@ from strata.gguf.model_facts import ModelFacts
 ARRAY_ALIGNMENT = 256  # bytes: what the allocator and the widest copies want
 CALL_TOKENS = 8  # that one call of the decode kernels takes
 ATTENTION_SPLITS = 32  # as in `strata.kernels.cuda_layout`
-INPUT_ROWS = 64  # where the rows start in "inputs", bytes
+INPUT_SAMPLING = 64  # where the options of sampling start in "inputs", bytes
+INPUT_ROWS = 128  # where the rows do
+CHOSEN = 4  # tokens that are chosen on the device before the host looks at the first
+SAMPLE_STRETCH = 64  # as in `strata.kernels.cuda_layout`
 LOAD_PIECE = 4 << 20  # bytes of the file that are brought to the device at once
 LOAD_PIECES = 8  # on their way at the same time
 KV_GROUP = 64  # values of an int8 KV cache that share one f16 scale
@@ -68,6 +71,8 @@ def workspace(model: ModelFacts, chunk: int) -> tuple[BufferSpec, ...]:
         BufferSpec("piece", (LOAD_PIECE,), "u8"),
         BufferSpec("ops.partial", (tokens * heads * ATTENTION_SPLITS * (value + 2),)),
         BufferSpec("ops.counters", (tokens * heads,), "u32"),
+        BufferSpec("ops.maxima", (-(-model.vocab // SAMPLE_STRETCH),), "u32"),
+        BufferSpec("chosen", (1,), "i32"),
     ]
     if model.experts:
         buffers += [
@@ -95,6 +100,7 @@ def host_io(model: ModelFacts, chunk: int) -> tuple[BufferSpec, ...]:
         _inputs(model, tokens),
         BufferSpec("logits", (1, model.vocab)),
         BufferSpec("pieces", (LOAD_PIECES, LOAD_PIECE), "u8"),
+        BufferSpec("chosen", (CHOSEN,), "i32"),
     ]
     if model.experts:
         buffers += [
@@ -110,7 +116,7 @@ def host_io_size(model: ModelFacts, chunk: int) -> Size:
 
 
 def _inputs(model: ModelFacts, tokens: int) -> BufferSpec:
-    """Position and tokens, then the tokens' rows of the embedding, as stored."""
+    """Position and tokens, how to sample, then the tokens' rows of the embedding, as stored."""
     row = model.embedding_table.bytes // max(model.vocab, 1)
     return BufferSpec("inputs", (INPUT_ROWS + tokens * row,), "u8")
 

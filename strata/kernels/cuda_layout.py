@@ -1,4 +1,5 @@
-"""How each block type lies on the device, and how a row of it is shared out among lanes.
+"""What the host must know of the kernels: how each block type lies on the device, how a row of it is shared out among
+lanes, and the sizes that their sources fix.
 
 Blocks that are a multiple of 16 bytes lie as in the file. The others lie in planes, one field of all blocks of a
 matrix after the other, so that every load is aligned and 16 bytes wide: the same bytes in another order.
@@ -6,10 +7,13 @@ matrix after the other, so that every load is aligned and 16 bytes wide: the sam
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 ATTENTION_SPLITS = 32  # of the KV cache in attention (kSplits in cuda/attention.cu)
 MOST_TOKENS = 8  # of a call through the decode kernels
+SAMPLE_STRETCH = 64  # logits that one maximum stands for in sampling (kStretch in cuda/sample.cu)
+MOST_TOP_K = 64  # that a token is sampled from on the device (kMostKept there)
 
 
 def partial_size(tokens: int, heads: int, value_length: int) -> int:
@@ -93,3 +97,19 @@ def row_bytes(type_: str, columns: int) -> int:
     """Return the bytes of a row of `columns`."""
     layout = LAYOUTS[type_]
     return columns // layout.columns * layout.nbytes
+
+
+class Sampling(ctypes.Structure):
+    """How to choose a token; `top_k` is 1 for the likeliest. As `Sampling` in cuda/sample.cu."""
+
+    _fields_ = (
+        ("temperature", ctypes.c_double),
+        ("top_p", ctypes.c_double),
+        ("log_min_p", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
+        ("top_k", ctypes.c_int),
+        ("unused", ctypes.c_int),
+    )
+
+
+NOT_FINITE, TOO_MANY = -1, -2  # instead of a token: the best logit is no number, too many are equal for the kernel

@@ -14,7 +14,7 @@ from typing import Any
 import cupy
 
 from strata.kernels.compile import Kernel, compile_kernels
-from strata.kernels.cuda_layout import ATTENTION_SPLITS, LAYOUTS, Tile
+from strata.kernels.cuda_layout import ATTENTION_SPLITS, LAYOUTS, SAMPLE_STRETCH, Tile
 from strata.kernels.launch import Argument, LoadedKernel
 from strata.kernels.ops import Array, KvLayer, Rope, RopeStyle
 
@@ -110,7 +110,7 @@ class CudaOps:
     scratch : mapping of str to Array
         ``partial`` float32 (see `cuda_layout.partial_size`), ``counters`` uint32 zeros, ``logits`` float32 [T, N],
         ``activation`` float32 [T * K, F]; for a dense model ``gate`` and ``up``, float32 [T, its width]; each for the
-        largest T.
+        largest T. To sample, ``maxima`` uint32 [V / 64, rounded up].
     cache : Path, optional
         Where compiled kernels are kept.
     """
@@ -135,6 +135,11 @@ class CudaOps:
             self._wanted = None
         compiled = compile_kernels(sorted(wanted - self._kernels.keys()), self._arch, self._cache, progress)
         self._kernels |= {kernel: LoadedKernel(found, self._arch >= 90) for kernel, found in compiled.items()}
+
+    def close(self) -> None:
+        """Unload the kernels, none of which may be running."""
+        while self._kernels:
+            self._kernels.popitem()[1].unload()
 
     def embed(self, table: CudaWeight, tokens: Array, out: Array) -> None:
         """See `strata.kernels.ops.Ops.embed`."""
@@ -187,6 +192,18 @@ class CudaOps:
     def head(self, x: Array, norm: Array, eps: float, weight: CudaWeight, logits: Array) -> None:
         """See `strata.kernels.ops.Ops.head`."""
         self._project(x, norm, eps, [weight], [logits], add=False)
+
+    def sample(self, logits: Array, sampling: Array, token: Array, position: Array, chosen: Array) -> None:
+        """Choose the token after `position` from float32 logits [1, V], and go on to it.
+
+        Writes to `chosen` the id, or why there is none (`cuda_layout.NOT_FINITE`, `TOO_MANY`), makes it the next
+        `token` and counts `position` up; all int32 [1]. `sampling` has the bytes of a `cuda_layout.Sampling`.
+        """
+        stretches = -(-logits.shape[-1] // SAMPLE_STRETCH)
+        arguments = (logits, logits.shape[-1], self._scratch["maxima"], self._scratch["counters"])
+        self._launch(
+            "sample", "sample_token", (-(-stretches // 8),), 256, *arguments, sampling, token, position, chosen
+        )
 
     def attention(
         self,

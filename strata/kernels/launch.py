@@ -62,6 +62,10 @@ class LoadedKernel:
         addresses = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         self._check(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(addresses), 0))
 
+    def unload(self) -> None:
+        """Give its memory back. A device that is lost has lost this, too."""
+        driver.cuModuleUnload(self._module)
+
     def _check(self, result: tuple[Any, ...]) -> Any:
         code, *values = result
         if int(code) != 0:

@@ -18,6 +18,7 @@ from strata.runtime.expert_cache import CacheCounts
 from strata.runtime.generation import Generation, PrefillProgress, Sampler
 from strata.runtime.loader import (
     Backend,
+    Chain,
     CompileProgress,
     LoadedModel,
     LoadFigures,
@@ -31,6 +32,7 @@ from strata.runtime.memory import PlannedMemory, Taker, allocation_event
 from strata.runtime.models import load_config
 from strata.runtime.policies import FrequencyOverAge
 from strata.runtime.process_memory import MemoryReport, anonymous_bytes
+from strata.runtime.sampler import SamplerOptions
 
 _STEPS_A_LOOK = 64  # at the process's memory
 
@@ -208,6 +210,28 @@ class Engine:
     def decode(self, token: int) -> Logits:
         """Run one token; see `prefill`."""
         return self.prefill([token])
+
+    def chain(self, options: SamplerOptions) -> Chain | None:
+        """Return a chain for `follow`, or None where tokens are chosen from `decode`'s logits."""
+        return self._model.step.chain(options)
+
+    def follow(self, chain: Chain, token: int, most: int) -> int | None:
+        """Run one token and return the next, as a chain chose it; None, and nothing is run, where the host has to.
+
+        Parameters
+        ----------
+        chain : Chain
+        token : int
+        most : int
+            Tokens that are wanted still: no more are computed ahead.
+        """
+        kv = self._model.kv
+        following = chain(token, kv.length, min(most, kv.left))
+        if following is not None:
+            kv.tokens.append(token)
+            if kv.length % _STEPS_A_LOOK == 0:
+                self._peak = max(self._peak, anonymous_bytes())
+        return following
 
     def generate(
         self,

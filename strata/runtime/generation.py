@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.doctor.plan import Tier
+from strata.runtime.loader import Chain
+from strata.runtime.sampler import SamplerOptions
 
 if TYPE_CHECKING:
     from strata.runtime.engine import Engine
@@ -136,8 +138,10 @@ class Generation:
     ) -> Generator[int, None, None]:
         try:
             logits = self._prefill(prompt, progress)
+            options = getattr(sampler, "options", None)  # a sampler of one's own has none
+            chain = self._engine.chain(options) if isinstance(options, SamplerOptions) else None
+            token = sampler(logits, self._engine.position) if max_tokens else 0
             while self._generated < max_tokens:
-                token = sampler(logits, self._engine.position)
                 if token in stop_ids:
                     self._stop = StopReason.STOP
                     return
@@ -148,7 +152,7 @@ class Generation:
                 if not self._engine.left:
                     self._stop = StopReason.CONTEXT
                     return
-                logits = self._decode(token)
+                token = self._following(token, sampler, chain, max_tokens - self._generated)
             self._stop = StopReason.LENGTH
         except (KeyboardInterrupt, GeneratorExit):
             self._stop = StopReason.INTERRUPTED
@@ -165,9 +169,13 @@ class Generation:
             self._prefill_s = time.perf_counter() - start
             self._prefilled = self._engine.position - before
 
-    def _decode(self, token: int) -> NDArray[np.float32]:
+    def _following(self, token: int, sampler: Sampler, chain: Chain | None, wanted: int) -> int:
+        """Run `token` and choose the next one: where it was computed, or here from its logits."""
         start = time.perf_counter()
-        logits = self._engine.decode(token)
+        following = None if chain is None else self._engine.follow(chain, token, wanted)
+        if following is None:
+            logits = self._engine.decode(token)
+            following = sampler(logits, self._engine.position)
         self._decode_s += time.perf_counter() - start
         self._steps += 1
-        return logits
+        return following

@@ -22,6 +22,7 @@ from strata.runtime.memory import Block, PlannedMemory
 from strata.runtime.memory import Step as Count
 from strata.runtime.models import ModelConfig
 from strata.runtime.policies import EvictionPolicy
+from strata.runtime.sampler import SamplerOptions
 
 LoadProgress = Callable[[int, int], None]  # bytes read, bytes to read
 CompileProgress = Callable[[int, int], None]  # kernels ready, kernels in all
@@ -89,6 +90,16 @@ class LoadOptions:
         return step
 
 
+class Chain(Protocol):
+    """Steps whose tokens are chosen where they are computed, by one set of options."""
+
+    def __call__(self, token: int, position: int, most: int) -> int | None:
+        """Run `token` at `position`; return the token that was chosen to follow, the same that `Sampler` would choose.
+
+        Up to `most` steps, this one included, may be run ahead. None: the host must compute and choose it.
+        """
+
+
 class Step(Protocol):
     """Runs tokens through the model."""
 
@@ -97,6 +108,9 @@ class Step(Protocol):
 
         The logits, float32 [V], are overwritten by the next call.
         """
+
+    def chain(self, options: SamplerOptions) -> Chain | None:
+        """Return a chain that chooses tokens by `options`, or None where the host has to."""
 
     def close(self) -> None:
         """Let go of what is not the plan's memory."""

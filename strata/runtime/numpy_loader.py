@@ -19,6 +19,7 @@ from strata.runtime.kv_cache import KvCache
 from strata.runtime.loader import LoadedModel, LoadOptions, expert_tensors
 from strata.runtime.memory import TEMPORARIES_LINE, PlannedMemory, charged_to, take_host
 from strata.runtime.models import Decoder, ModelConfig, build_model
+from strata.runtime.sampler import SamplerOptions
 from strata.runtime.slots import HostSlots
 from strata.runtime.weights import Weights
 
@@ -100,6 +101,9 @@ class NumpyStep:
             self._decoder.logits(x[-1:], self._logits)
         last: NDArray[np.float32] = self._logits[0]
         return last
+
+    def chain(self, options: SamplerOptions) -> None:
+        """See `Step`: the host is where it computes."""
 
     def close(self) -> None:
         """See `Step`: there is nothing."""

@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from strata.doctor.facts import CudaDevice, PinnedFacts
+from strata.doctor.facts import CudaDevice, CudaFacts, PinnedFacts, Probe, ProbeStatus
 from strata.doctor.invariants import broken
 from strata.doctor.plan import AllocationPlan, PlanOptions, Tier
 from strata.doctor.planner import make_plan
@@ -149,10 +149,15 @@ def test_a_gpu_is_chosen_by_index_or_uuid():
         make_plan(LINUX, Q3_30B, PlanOptions(gpu="1"))
 
 
-def test_auto_plans_for_what_can_run():
-    plan = make_plan(LINUX, GPT_OSS_20B, PlanOptions())
-    assert plan.device.backend == "numpy"
-    assert any("RTX 4090 is not used" in note for note in plan.notes)
+@pytest.mark.parametrize("kernel_ok", [True, False, None])
+def test_auto_takes_a_gpu_that_a_kernel_ran_on(kernel_ok: bool | None):
+    device = CudaDevice(ordinal=0, uuid=LINUX.nvml.value.gpus[0].uuid)
+    cuda = CudaFacts(devices=(device,), kernel_ok=kernel_ok)
+    facts = msgspec.structs.replace(LINUX, cuda=Probe(status=ProbeStatus.OK, value=cuda))
+    plan = make_plan(facts, GPT_OSS_20B, PlanOptions())
+    assert plan.device.backend == ("cuda" if kernel_ok else "numpy")
+    assert any("RTX 4090 is not used" in note for note in plan.notes) is not bool(kernel_ok)
+    assert make_plan(facts, GPT_OSS_20B, PlanOptions(device="cpu")).device.backend == "numpy"
 
 
 # The report of "native head upload: out of memory": the head was allocated after the expert arena was pinned and
@@ -245,7 +250,7 @@ def test_a_shortfall_of_vram_offers_changes_in_order_and_each_is_the_smallest():
     options = PlanOptions(device="cuda", max_context=65_536, prefill=512)
     plan = make_plan(facts, FLASH_NEXT, options)
     assert plan.shortfall.line == "kv_cache"
-    assert [change.option.split()[0] for change in plan.changes] == ["--vram-reserve-mib", "--kv", "--max-context"]
+    assert [change.option.split()[0] for change in plan.changes] == ["--vram-reserve-mib", "--max-context"]
     context = int(plan.changes[-1].option.split()[1])
     assert context % 256 == 0
 

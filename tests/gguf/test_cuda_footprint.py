@@ -1,7 +1,7 @@
 """Bytes on a CUDA device, against figures reported for released models."""
 
 from strata.gguf import cuda_footprint
-from strata.kernels.cuda_layout import ATTENTION_SPLITS, MOST_TOKENS, partial_size
+from strata.kernels.cuda_layout import ATTENTION_SPLITS, MOST_TOKENS, SAMPLE_STRETCH, partial_size
 from tests.doctor.shapes import FLASH_NEXT, Q3_30B
 
 
@@ -14,7 +14,8 @@ def test_the_scratch_of_attention_is_what_the_kernels_want():
     for chunk, tokens in ((1, 1), (8, 8), (512, 8)):
         sizes = {spec.name: spec.shape for spec in cuda_footprint.workspace(Q3_30B, chunk)}
         assert sizes["ops.partial"] == (partial_size(tokens, Q3_30B.heads, Q3_30B.value_length),)
-    assert (cuda_footprint.CALL_TOKENS, cuda_footprint.ATTENTION_SPLITS) == (MOST_TOKENS, ATTENTION_SPLITS)
+    constants = (cuda_footprint.CALL_TOKENS, cuda_footprint.ATTENTION_SPLITS, cuda_footprint.SAMPLE_STRETCH)
+    assert constants == (MOST_TOKENS, ATTENTION_SPLITS, SAMPLE_STRETCH)
 
 
 def test_the_workspace_of_a_large_model_is_small():

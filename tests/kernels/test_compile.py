@@ -18,6 +18,7 @@ def kernels() -> list[Kernel]:
     found = [
         Kernel("layout", "to_planes"),
         Kernel("project", "gated"),
+        Kernel("sample", "sample_token"),
         Kernel("attention", "append<128,true,KvF16>"),
         Kernel("attention", "attend<128,8,true,true,KvF16>"),
         Kernel("attention", "attend<64,8,false,false,KvF32>"),

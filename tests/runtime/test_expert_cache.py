@@ -186,3 +186,25 @@ def test_hits_run_before_their_slots_are_given_to_misses(file: GGUFFile) -> None
         counts = cache.counts
     assert (counts.hits, counts.misses, counts.waves) == (2, 4, 3)
     assert counts.filled_bytes[Tier.FILE] == 4 * read_model_facts(file).expert_classes[0].bytes
+
+
+@pytest.mark.parametrize("policy", [LeastRecentlyUsed, FrequencyOverAge])
+def test_ready_experts_lie_where_it_says(file: GGUFFile, policy: Callable[[int], EvictionPolicy]) -> None:
+    """What a GPU uses in place of waves: all of a call's experts in slots at once, each with its own weights."""
+    facts = read_model_facts(file)
+    rng = np.random.default_rng(3)
+    with cache_of(file, 5, policy) as cache:
+        for call in range(30):
+            layer = call % LAYERS
+            experts = np.sort(rng.choice(EXPERTS, int(rng.integers(1, 6)), replace=False)).astype(np.intp)
+            slots = cache.ready(layer, experts)
+            assert len(set(slots.tolist())) == len(experts)
+            down = np.empty((EXPERTS, facts.embedding, facts.expert_width), "f4")
+            dequantise(file.raw(TENSORS[layer][2]), "Q4_0", down)
+            for expert, slot in zip(experts, slots, strict=True):
+                np.testing.assert_array_equal(cache._pool.down[slot], down[expert])
+        counts = cache.counts
+        assert counts.calls == counts.waves == 30
+        assert counts.hits > 0
+        assert counts.misses > EXPERTS
+        assert cache.seen.sum() <= LAYERS * EXPERTS

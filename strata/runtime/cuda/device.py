@@ -97,9 +97,22 @@ class CudaDevice:
         """Copy to the host, in order with the stream: it is there after `wait`."""
         _runtime.memcpyAsync(to.ctypes.data, source.data.ptr, to.nbytes, _TO_HOST, self.stream.ptr)
 
+    def mapped(self, pinned: np.ndarray[Any, Any]) -> Array:
+        """View page-locked memory as the device sees it."""
+        address = int(_runtime.pointerGetAttributes(pinned.ctypes.data).devicePointer)
+        memory = cupy.cuda.UnownedMemory(address, pinned.nbytes, pinned)
+        return cupy.ndarray(pinned.shape, pinned.dtype, cupy.cuda.MemoryPointer(memory, 0))
+
     def wait(self) -> None:
         """Wait until the stream has done everything."""
         self.stream.synchronize()
+
+    def drain(self) -> None:
+        """Wait, whatever comes of it, before memory is given back that a copy may still go to."""
+        try:
+            self.stream.synchronize()
+        except CUDARuntimeError:  # a lost device has nothing left to wait for
+            return
 
     @contextmanager
     def errors(self, asked: str) -> Iterator[None]:
@@ -179,6 +192,7 @@ class _PinnedBlock:
     """RAM that was touched, then page-locked where it lies: far quicker than having the driver allocate it."""
 
     def __init__(self, device: CudaDevice, block: HostBlock, nbytes: int) -> None:
+        self._device = device
         self._block = block
         self._pointer = 0
         address = int(block.array(0, (nbytes,), np.dtype(np.uint8)).ctypes.data)
@@ -194,6 +208,7 @@ class _PinnedBlock:
 
     def release(self) -> None:
         pointer, self._pointer = self._pointer, 0
+        self._device.drain()
         _let_go(_runtime.hostUnregister, pointer)
         self._block.release()
 

@@ -1,4 +1,4 @@
-"""The embedding: a tied head's own matrix, or rows that come from the host with the tokens."""
+"""The embedding of a model whose head is another matrix: on the host, where the device reads it or gets its rows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,44 @@ from strata.runtime.memory import PlannedMemory, Step
 
 _STEP_BYTES = 16 << 20
 LINE = "embedding"
+
+
+class PinnedTable:
+    """The table in page-locked memory, in the device's layout: the device looks tokens up by itself.
+
+    Parameters
+    ----------
+    raw : NDArray[np.uint8], shape (V, bytes of a row)
+        In the file.
+    type : str
+    memory : PlannedMemory
+
+    Attributes
+    ----------
+    table : NDArray[np.uint8], flat
+    stored_bytes : int
+    """
+
+    def __init__(self, raw: NDArray[np.uint8], type: str, memory: PlannedMemory) -> None:
+        self._file = raw.reshape(-1)
+        self._layout = LAYOUTS[type]
+        self.table: NDArray[np.uint8] = memory.array(LINE, self._file.shape, np.uint8, name="token embedding")
+        self.stored_bytes = raw.nbytes
+
+    def load(self, step: Step) -> None:
+        """Read the table."""
+        nbytes = self._layout.nbytes
+        blocks = len(self._file) // nbytes
+        most = _STEP_BYTES // nbytes
+        for first in range(0, blocks, most):
+            count = min(most, blocks - first)
+            part = self._file[first * nbytes : (first + count) * nbytes]
+            start = 0
+            for offset, size in self._layout.planes or ((0, nbytes),):
+                plane = self.table[start : start + blocks * size].reshape(blocks, size)
+                plane[first : first + count] = part.reshape(count, nbytes)[:, offset : offset + size]
+                start += blocks * size
+            step(len(part))
 
 
 class HostRows:

@@ -75,8 +75,7 @@ class ResidentExperts:
     ----------
     ops : CudaOps
     pools : sequence of Pool
-    experts : int
-        Of a layer.
+    facts : ModelFacts
 
     Attributes
     ----------
@@ -85,11 +84,15 @@ class ResidentExperts:
         Which were asked for.
     """
 
-    def __init__(self, ops: CudaOps, pools: Sequence[Pool], experts: int, layers: int) -> None:
+    resident = True
+
+    def __init__(self, ops: CudaOps, pools: Sequence[Pool], facts: ModelFacts) -> None:
+        experts = facts.experts
         self.counts = CacheCounts()
-        self.seen = np.zeros((layers, experts), np.bool_)
+        self.seen = np.zeros((facts.layers, experts), np.bool_)
         self._ops = ops
         self._experts = experts
+        self._top_k = facts.top_k
         self._pools = {layer: (pool, at * experts) for pool in pools for at, layer in enumerate(pool.planned.layers)}
         self._slots = {layer: pool.slots(first) for layer, (pool, first) in self._pools.items()}
 
@@ -104,6 +107,13 @@ class ResidentExperts:
     def add(self, layer: int, hidden: Array, ids: Array, weights: Array, residual: Array) -> None:
         """See `strata.runtime.models.Experts.add`."""
         self._ops.experts_add(hidden, self._slots[layer], ids, weights, residual)
+
+    def note_step(self) -> None:
+        """Count a step of one token, whose experts are not known here: they are not in `seen`."""
+        layers = len(self._slots)
+        self.counts.calls += layers
+        self.counts.waves += layers
+        self.counts.hits += layers * self._top_k
 
     def note(self, ids: NDArray[np.int32]) -> None:
         """Count what a call asked for: `ids` [layers, T, K]."""
@@ -129,6 +139,8 @@ class CachedExperts:
     buffers, host : mapping of str to Array
         Of `strata.gguf.cuda_footprint`: `workspace` and `host_io`.
     """
+
+    resident = False
 
     def __init__(
         self,
@@ -161,6 +173,9 @@ class CachedExperts:
         self._recorder.host(partial(self._place, layer, tokens))
         self._ops.experts_add(hidden, self._caches[layer][0], self._slots[:tokens], weights, residual)
 
+    def note_step(self) -> None:
+        """There are no steps that the host does not see."""
+
     def note(self, ids: NDArray[np.int32]) -> None:
         """Note what a call asked for; the caches have counted it already."""
         self.seen[np.arange(len(ids))[:, None], ids.reshape(len(ids), -1)] = True
@@ -169,9 +184,12 @@ class CachedExperts:
         ids, slots = self._host_ids[layer, :tokens], self._host_slots[:tokens]
         self._device.to_host(ids, self._ids[layer, :tokens])
         self._device.wait()
-        experts, where = np.unique(ids, return_inverse=True)
-        ready = self._caches[layer][1].ready(layer, experts.astype(np.intp))
-        slots[:] = ready[where].reshape(slots.shape)
+        cache = self._caches[layer][1]
+        if tokens == 1:  # whose experts differ
+            slots[0] = cache.ready(layer, ids[0].astype(np.intp))
+        else:
+            experts, where = np.unique(ids, return_inverse=True)
+            slots[:] = cache.ready(layer, experts.astype(np.intp))[where].reshape(slots.shape)
         self._device.to_device(self._slots, slots)
 
 

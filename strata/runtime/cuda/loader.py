@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from strata.kernels.dequant import dequantise
 from strata.kernels.ops import Array
 from strata.runtime.cuda.device import CudaDevice
 from strata.runtime.cuda.embedding import LINE as EMBEDDING_LINE
-from strata.runtime.cuda.embedding import HostRows
+from strata.runtime.cuda.embedding import HostRows, PinnedTable
 from strata.runtime.cuda.experts import CachedExperts, PoolSlots, ResidentExperts, largest_call, pools_of
 from strata.runtime.cuda.graph import Recorder
 from strata.runtime.cuda.step import CudaStep
@@ -62,9 +63,11 @@ def load_cuda(
     buffers = _carve(memory, "workspace", cuda_footprint.workspace(facts, plan.chunk))
     buffers["logits"] = memory.buffer("logits", footprint.logits(facts))
     host = _carve(memory, "host_io", cuda_footprint.host_io(facts, plan.chunk))
-    rows = None if facts.tied_head else _host_rows(file, plan, memory)
-    with device.errors("load the model"), device.stream:
+    embedding = None if facts.tied_head else _embedding(file, plan, memory)
+    with ExitStack() as undo, device.errors("load the model"), device.stream:
         ops = CudaOps({name.removeprefix("ops."): array for name, array in buffers.items()})
+        undo.callback(ops.close)
+        undo.callback(device.drain)
         recorder = Recorder(device.stream)
         uploader = Uploader(device, ops, host["pieces"], buffers["piece"])
         store, experts = _experts(file, facts, plan, memory, (device, ops, recorder, uploader, buffers, host), load)
@@ -75,41 +78,52 @@ def load_cuda(
             if resident:
                 yield from resident.matrices(file, expert_tensors(facts))
 
-        to_read = weights.stored_bytes + (rows.stored_bytes if rows else 0) + (store.held_bytes if store else 0)
+        to_read = weights.stored_bytes + (embedding.stored_bytes if embedding else 0)
+        to_read += store.held_bytes if store else 0
         to_read += sum(c.bytes * c.experts_per_layer * len(c.layers) for c in facts.expert_classes) if resident else 0
         step = load.counted(to_read)
         uploader.load(matrices(), step)
-        if rows:
-            rows.load(step)
+        if embedding:
+            embedding.load(step)
         if store:
             store.load(step)
+        table = _table(file, weights.by_name[HEAD], buffers["inputs"], embedding, device)
         rope = _rope(file, config, buffers["rope"], device)
-        by_name = weights.by_name | {EMBEDDING: _table(file, weights.by_name[HEAD], buffers["inputs"], rows)}
-    decoder = build_model(rope, by_name, ops, buffers, kv.layers, experts)
-    run = CudaStep(device, ops, recorder, decoder, buffers, host, rows, experts)
-    run.prepare(load.compiling)
-    if isinstance(experts, ResidentExperts):
-        experts.counts = type(experts.counts)()
-    most = largest_call(plan, facts, len(buffers["x"]))
-    return LoadedModel(run, kv, experts, most)
+        by_name = weights.by_name | {EMBEDDING: table}
+        decoder = build_model(rope, by_name, ops, buffers, kv.layers, experts)
+        rows = embedding if isinstance(embedding, HostRows) else None
+        run = CudaStep(device, ops, recorder, decoder, buffers, host, rows, experts)
+        run.prepare(load.compiling)
+        undo.pop_all()
+        if isinstance(experts, ResidentExperts):
+            experts.counts = type(experts.counts)()
+        most = largest_call(plan, facts, len(buffers["x"]))
+        return LoadedModel(run, kv, experts, most)
 
 
 def _carve(memory: PlannedMemory, line: str, specs: tuple[BufferSpec, ...]) -> dict[str, Any]:
     return {spec.name: memory.buffer(line, spec) for spec in specs}
 
 
-def _host_rows(file: GGUFFile, plan: AllocationPlan, memory: PlannedMemory) -> HostRows:
+def _embedding(file: GGUFFile, plan: AllocationPlan, memory: PlannedMemory) -> PinnedTable | HostRows:
     table = file.tensors[EMBEDDING]
+    raw = file.raw(EMBEDDING).reshape(table.shape[1], -1)
     line = plan.line(EMBEDDING_LINE)
-    held = line is not None and line.tier is not Tier.FILE
-    return HostRows(file.raw(EMBEDDING).reshape(table.shape[1], -1), table.type.name, memory, held=held)
+    tier = Tier.FILE if line is None else line.tier
+    if tier is Tier.PINNED:
+        return PinnedTable(raw, table.type.name, memory)
+    return HostRows(raw, table.type.name, memory, held=tier is not Tier.FILE)
 
 
-def _table(file: GGUFFile, head: CudaWeight, inputs: Array, rows: HostRows | None) -> CudaWeight:
-    """The matrix that tokens are looked up in: a tied head, or the few rows that come with them."""
-    if rows is None:
+def _table(
+    file: GGUFFile, head: CudaWeight, inputs: Array, embedding: PinnedTable | HostRows | None, device: CudaDevice
+) -> CudaWeight:
+    """The matrix that tokens are looked up in: a tied head, the host's table, or the few rows that come with them."""
+    if embedding is None:
         return head
     table = file.tensors[EMBEDDING]
+    if isinstance(embedding, PinnedTable):
+        return CudaWeight(device.mapped(embedding.table), table.type.name, table.shape[1], table.shape[0])
     data = inputs[cuda_footprint.INPUT_ROWS :]
     return CudaWeight(data, table.type.name, len(data) * table.shape[1] // table.nbytes, table.shape[0])
 
@@ -140,7 +154,7 @@ def _experts(
     device, ops, recorder, uploader, buffers, host = parts
     pools = pools_of(memory, plan, facts)
     if plan.experts.slots == plan.experts.total:
-        return None, ResidentExperts(ops, pools, facts.experts, facts.layers)
+        return None, ResidentExperts(ops, pools, facts)
     store = ExpertStore(file, expert_tensors(facts), facts.experts, plan.experts, memory)
     policies = [load.policy(facts.layers, facts.experts) for _ in pools]
     caches = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -9,19 +10,33 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.gguf.cuda_footprint import INPUT_ROWS
+from strata.gguf.cuda_footprint import INPUT_ROWS, INPUT_SAMPLING
+from strata.kernels.cuda_layout import Sampling
 from strata.kernels.cuda_ops import CudaOps
 from strata.kernels.ops import Array
+from strata.runtime.cuda.chain import CudaChain, sampling_of
 from strata.runtime.cuda.device import CudaDevice, array_on
 from strata.runtime.cuda.embedding import HostRows
 from strata.runtime.cuda.graph import Recorder, Recording
 from strata.runtime.models import Decoder
+from strata.runtime.sampler import SamplerOptions
 
 _TOKENS_AT = 4  # bytes; the position is in front of them
 
 
 class NotesExperts(Protocol):
-    """Told of the experts that a call asked for."""
+    """Told of the experts that a call asked for.
+
+    Attributes
+    ----------
+    resident : bool
+        Whether a step needs nothing of the host.
+    """
+
+    resident: bool
+
+    def note_step(self) -> None:
+        """Note a step of one token whose experts the host did not see."""
 
     def note(self, ids: NDArray[np.int32]) -> None:
         """Note `ids` [layers, T, K]."""
@@ -30,8 +45,8 @@ class NotesExperts(Protocol):
 class CudaStep:
     """Runs tokens: this backend's `strata.runtime.loader.Step`.
 
-    A shape (number of tokens, with or without logits) is run kernel by kernel the first time, so that every kernel has
-    run before it is captured, and recorded the second time.
+    A shape (number of tokens, with or without logits and a choice) is run kernel by kernel the first time, so that
+    every kernel has run before it is captured, and recorded the second time.
 
     Parameters
     ----------
@@ -67,7 +82,9 @@ class CudaStep:
         self._host_tokens = self._host_inputs[_TOKENS_AT : _TOKENS_AT + 4 * self._most].view(np.int32)
         self._logits, self._host_logits = buffers["logits"], host["logits"]
         self._ids = (buffers["ids"], host["ids"]) if experts else None
-        self._recordings: dict[tuple[int, bool], Recording | None] = {}
+        self._sampling = self._inputs[INPUT_SAMPLING : INPUT_SAMPLING + ctypes.sizeof(Sampling)]
+        self._chosen, self._host_chosen = buffers["chosen"], host["chosen"]
+        self._recordings: dict[tuple[int, bool, bool], Recording | None] = {}
         self.launches = 0  # of graphs
 
     def prepare(self, progress: Callable[[int, int], None]) -> None:
@@ -76,6 +93,10 @@ class CudaStep:
             self._ops.prepare(self._every_shape, progress)
         for _ in range(3):
             self([0], 0, logits=True)
+        chain = self.chain(SamplerOptions())
+        if chain is not None:
+            chain(0, 0, 3)
+            self._device.wait()
 
     def __call__(self, tokens: Sequence[int], position: int, *, logits: bool) -> NDArray[np.float32] | None:
         """See `strata.runtime.loader.Step`."""
@@ -88,7 +109,7 @@ class CudaStep:
                 self._host_tokens[:count] = range(count)
                 self._rows.gather(tokens, self._host_inputs[INPUT_ROWS:])
             self._device.to_device(self._inputs, self._host_inputs)
-            self._run(count, logits)
+            self._run(count, logits, chooses=False)
             if logits:
                 self._device.to_host(self._host_logits, self._logits)
             if self._ids is not None:
@@ -99,27 +120,61 @@ class CudaStep:
         result: NDArray[np.float32] = self._host_logits[0]
         return result if logits else None
 
-    def close(self) -> None:
-        """Let go of the recorded graphs."""
-        self._recordings.clear()
+    def chain(self, options: SamplerOptions) -> CudaChain | None:
+        """See `strata.runtime.loader.Step`."""
+        sampling = sampling_of(options)
+        resident = self._experts is None or self._experts.resident
+        return CudaChain(self, sampling) if sampling is not None and resident and self._rows is None else None
 
-    def _run(self, count: int, logits: bool) -> None:
-        shape = count, logits
+    def start(self, token: int, position: int, sampling: NDArray[np.uint8]) -> None:
+        """See `RunsAhead.start`."""
+        with self._device.errors(f"go on from position {position}"), self._device.stream:
+            self._device.wait()  # for what an earlier chain has computed ahead, and copies
+            self._host_position[0] = position
+            self._host_tokens[0] = token
+            self._host_inputs[INPUT_SAMPLING : INPUT_SAMPLING + len(sampling)] = sampling
+            self._device.to_device(self._inputs, self._host_inputs)
+
+    def advance(self, slot: int) -> Any:
+        """See `RunsAhead.advance`."""
+        with self._device.errors("run a token"), self._device.stream:
+            self._run(1, logits=True, chooses=True)
+            self._device.to_host(self._host_chosen[slot : slot + 1], self._chosen)
+            return self._device.stream.record()
+
+    def chosen(self, slot: int, event: Any) -> int:
+        """See `RunsAhead.chosen`."""
+        with self._device.errors("run a token"):
+            event.synchronize()
+        if self._experts is not None:
+            self._experts.note_step()
+        return int(self._host_chosen[slot])
+
+    def close(self) -> None:
+        """Let go of the recorded graphs and the kernels."""
+        self._device.drain()
+        self._recordings.clear()
+        self._ops.close()
+
+    def _run(self, count: int, logits: bool, *, chooses: bool) -> None:
+        shape = count, logits, chooses
         if shape not in self._recordings:
-            self._forward(count, logits)
+            self._forward(count, logits, chooses)
             self._recordings[shape] = None
             return
         recording = self._recordings[shape]
         if recording is None:
-            recording = self._recordings[shape] = self._recorder.record(partial(self._forward, count, logits))
+            recording = self._recordings[shape] = self._recorder.record(partial(self._forward, count, logits, chooses))
         self.launches += recording.graphs
         recording.replay()
 
-    def _forward(self, count: int, logits: bool) -> None:
+    def _forward(self, count: int, logits: bool, chooses: bool) -> None:
         x = self._decoder.forward(self._tokens[:count], self._position)
         if logits:
             self._decoder.logits(x[count - 1 :], self._logits)
+        if chooses:
+            self._ops.sample(self._logits, self._sampling, self._tokens[:1], self._position, self._chosen)
 
     def _every_shape(self) -> None:
         for count in range(1, self._most + 1):
-            self._forward(count, True)
+            self._forward(count, True, count == 1)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,14 +77,47 @@ def test_a_token_launches_one_graph_and_nothing_else(file: GGUFFile, monkeypatch
             assert step.launches == before + 1
 
 
-@pytest.mark.parametrize("options", [SamplerOptions(), SamplerOptions(temperature=0.8, top_k=40, seed=7)])
-def test_the_same_tokens_as_on_the_cpu(options: SamplerOptions) -> None:
-    with open_gguf(GOLDEN / "qwen3moe.gguf") as file:
+SAMPLED = [
+    SamplerOptions(),
+    SamplerOptions(temperature=0.8, top_k=40, seed=7),
+    SamplerOptions(temperature=0.8, top_k=40, top_p=0.9, min_p=0.1, seed=8),
+    SamplerOptions(temperature=0.8, seed=9),  # from all: chosen on the host
+]
+
+
+@pytest.mark.parametrize("options", SAMPLED, ids=["greedy", "top-k", "all filters", "all tokens"])
+@pytest.mark.parametrize("name", ["qwen3moe", "llama"])
+def test_the_same_tokens_as_on_the_cpu(name: str, options: SamplerOptions) -> None:
+    with open_gguf(GOLDEN / f"{name}.gguf") as file:
         answers = []
         for plan in (planned(file, kv="f32"), planned_for_cpu(file)):
             with Engine.load(file, plan) as engine:
                 answers.append(list(engine.generate([1, 2, 3], Sampler(options), max_tokens=24)))
     assert answers[0] == answers[1]
+
+
+def test_tokens_in_flight_leave_the_sequence_whole(file: GGUFFile) -> None:
+    """Stopped anywhere, resumed, and continued by logits: as if nothing had been computed ahead."""
+    sampler = Sampler(SamplerOptions())
+    with Engine.load(file, planned(file, max_context=64)) as engine:
+        step: Any = engine._model.step
+        before = step.launches
+        whole = list(engine.generate([1, 2, 3], sampler, max_tokens=60))
+        assert step.launches - before == 59  # no step beyond what was asked for
+        assert engine.position == 62
+        for stop in (1, 5, 6):
+            generation = engine.generate([1, 2, 3], sampler, max_tokens=60)
+            part = [next(generation) for _ in range(stop)]
+            generation.close()
+            assert part == whole[:stop]
+            assert engine.position == 3 + stop - 1
+            rest = list(engine.generate([1, 2, 3, *part], sampler, max_tokens=20))
+            assert rest == whole[stop : stop + 20]
+        logits = engine.prefill([7]).copy()
+    with Engine.load(file, planned(file, max_context=64)) as engine:
+        engine.prefill([1, 2, 3, *whole[:25], 7][: 3 + 25])
+        again = engine.prefill([7]).copy()
+    np.testing.assert_array_equal(again, logits)
 
 
 def test_what_is_taken_is_given_back(file: GGUFFile) -> None:
@@ -147,3 +184,37 @@ def test_ctrl_c_while_loading_leaves_nothing(file: GGUFFile) -> None:
     assert cupy.cuda.runtime.memGetInfo()[0] >= before - (2 << 20)
     with Engine.load(file, plan) as engine:
         assert np.isfinite(engine.prefill([1, 2, 3])).all()
+
+
+LOST = """
+import cupy
+from strata.errors import DeviceFailed
+from strata.gguf.reader import open_gguf
+from strata.runtime.engine import Engine
+from tests.runtime.cuda.machine import GOLDEN, planned
+
+if __name__ == "__main__":
+    trap = cupy.RawKernel('extern "C" __global__ void trap_() { asm("trap;"); }', "trap_")
+    with open_gguf(GOLDEN / "qwen3moe-Q4_K.gguf") as file:
+        engine = Engine.load(file, planned(file))
+        engine.prefill([1, 2, 3])
+        trap((1,), (1,), ())
+        try:
+            engine.decode(4)
+        except DeviceFailed as error:
+            print(error.found)
+        engine.close()
+        print("closed")
+"""
+
+
+def test_a_failing_device_is_told_of_and_let_go(tmp_path: Path) -> None:
+    """In a process of its own: after a fault none of a context's memory can be used."""
+    script = tmp_path / "lost.py"
+    script.write_text(LOST)
+    paths = os.pathsep.join([str(GOLDEN.parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths}
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment)
+    for word in ("unspecified launch failure", "cudaErrorLaunchFailure", "719", "CUDA device", "free now", "WSL2"):
+        assert word in result.stdout
+    assert result.stdout.endswith("closed\n")
