@@ -1,8 +1,14 @@
 """Byte-level BPE around its cuts: digits, normalisation, whole pieces, BOS."""
 
+import functools
+import unicodedata
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from strata.runtime.tokenizer import Tokenizer
+from strata.runtime.tokenizers.pretokenizers import PRE_TOKENIZERS
 from tests.runtime.vocabularies import small
 
 
@@ -43,3 +49,16 @@ def test_bos_where_the_model_wants_it(pre: str, key: bool | None, adds: bool) ->
     assert tokenizer.encode("ab", parse_special=True, begin=True) == bos + body
     # A template that wrote it already does not get a second one.
     assert tokenizer.encode("<|begin|>ab", parse_special=True, begin=True) == [tokenizer.bos_id, *body]
+
+
+@functools.cache
+def small_tokenizer(pre: str) -> Tokenizer:
+    return Tokenizer.from_metadata(small(pre=pre))
+
+
+@settings(deadline=None)
+@given(text=st.text(), pre=st.sampled_from(sorted(PRE_TOKENIZERS)))
+def test_text_comes_back(text: str, pre: str) -> None:
+    tokenizer = small_tokenizer(pre)
+    expected = unicodedata.normalize("NFC", text) if PRE_TOKENIZERS[pre].nfc else text
+    assert tokenizer.decode(tokenizer.encode(text, parse_special=False)) == expected
