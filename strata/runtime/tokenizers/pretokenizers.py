@@ -143,7 +143,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "bailingmoe2": _QWEN2_AS_IS,
     "llada-moe": _QWEN2_AS_IS,
     "afmoe": PreTokenizer(  # Trinity: digits in threes from the right
-        (r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _ASIAN_SCRIPTS, _MARK_WORDS)
+        # Two patterns, for one that looks ahead from every group would take time in the square of the digits.
+        (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})+\z)|\p{N}{1,3}", _ASIAN_SCRIPTS, _MARK_WORDS)
     ),
     "exaone-moe": PreTokenizer(  # words with the spaces between them
         (
