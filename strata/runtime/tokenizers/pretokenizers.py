@@ -1,8 +1,8 @@
 """How text is cut into pieces before byte-level merging: the one list of what ``tokenizer.ggml.pre`` may name.
 
 A model was trained on merges that never cross these cuts, so a wrong pattern gives ids that the model has not seen.
-The patterns are those of each family's published tokenizer, in Oniguruma's syntax (which the `tokenizers` library
-uses). Patterns of one entry are applied one after another, each to every piece that the one before has left; what a
+The patterns, in the syntax of Oniguruma (which the `tokenizers` library uses), are checked against published
+tokenizers or llama.cpp; fixtures/golden/README.md says which. Patterns of one entry are applied one after another, each to every piece that the one before has left; what a
 pattern matches and what lies between its matches become pieces.
 """
 
