@@ -2,8 +2,9 @@
 
 A model was trained on merges that never cross these cuts, so a wrong pattern gives ids that the model has not seen.
 The patterns, in the syntax of Oniguruma (which the `tokenizers` library uses), are checked against published
-tokenizers or llama.cpp; fixtures/golden/README.md says which. Patterns of one entry are applied one after another, each to every piece that the one before has left; what a
-pattern matches and what lies between its matches become pieces.
+tokenizers or llama.cpp; fixtures/golden/README.md says which. Patterns of one entry are applied one after another,
+each to every piece that the one before has left; what a pattern matches and what lies between its matches become
+pieces.
 """
 
 from __future__ import annotations
