@@ -189,6 +189,8 @@ def _show(part: Part, *, after: Part | None) -> None:
         return
     if isinstance(after, Reasoning):
         err().print("\n")
+    elif isinstance(part, ToolCall) and after is not None:
+        sys.stdout.write("\n")
     sys.stdout.write(part.text)
     sys.stdout.flush()
 

@@ -128,7 +128,8 @@ def main() -> None:
     """Answer the one request on stdin (JSON) on stdout."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; who started this one ends it
     request = json.load(sys.stdin)
-    with contextlib.suppress(ImportError):  # Windows has no such limit; there the memory is watched from outside
+    # Windows has no such limit, and a stricter one may stand already. The memory is watched from outside as well.
+    with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)

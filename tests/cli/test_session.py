@@ -101,4 +101,4 @@ def test_what_was_thought_and_called_is_told_to_the_template(capsys: pytest.Capt
     with pytest.raises(typer.Exit):
         talk.answer_once("Weather?", json=False)
     assert f"I look.\n{CALL}<|im_end|>" in conversation.tokenizer.decode(conversation.ask("And?"))
-    assert capsys.readouterr().out == f"I look.{CALL}\n"
+    assert capsys.readouterr().out == f"I look.\n{CALL}\n"

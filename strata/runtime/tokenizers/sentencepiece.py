@@ -83,13 +83,13 @@ def _merges(vocabulary: Vocabulary, score: list[float]) -> list[tuple[str, str]]
     the same.
     """
     joinable = {
-        token
+        token: token
         for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
         if kind in (TokenType.NORMAL, TokenType.USER_DEFINED)
     }
     order = sorted(range(len(vocabulary.tokens)), key=lambda i: -score[i])
     return [
-        (token[:at], token[at:])
+        (joinable[token[:at]], joinable[token[at:]])
         for token in (vocabulary.tokens[i] for i in order)
         if token in joinable
         for at in range(1, len(token))

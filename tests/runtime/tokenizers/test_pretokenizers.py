@@ -1,5 +1,6 @@
 """The cuts of every listed pre-tokenizer, against what other programs cut."""
 
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -23,6 +24,17 @@ def test_golden_cuts(case: dict[str, Any]) -> None:
 
 def test_every_pre_tokenizer_has_golden_cuts() -> None:
     assert {name for case in CASES for name in case["pre"]} == set(PRE_TOKENIZERS)
+
+
+def test_golden_cuts_tell_every_two_entries_apart() -> None:
+    cuts: dict[str, dict[str, list[str]]] = {}
+    for case in CASES:
+        for name in case["pre"]:
+            cuts.setdefault(name, {})[case["text"]] = case["pieces"]
+    for one, other in combinations(PRE_TOKENIZERS, 2):
+        if PRE_TOKENIZERS[one].cuts != PRE_TOKENIZERS[other].cuts:
+            shared = cuts[one].keys() & cuts[other].keys()
+            assert any(cuts[one][text] != cuts[other][text] for text in shared), (one, other)
 
 
 def test_no_two_entries_are_the_same() -> None:
