@@ -136,7 +136,7 @@ class _Gathering:
             if group not in options.groups:
                 self._skip(group, "this group was not asked for")
         if options.model is None:
-            self._skip("disk", "no model file was given")
+            self._skip("disk", "no model was given")
         model = None if options.model is None else str(options.model.absolute())
         request = ProbeRequest(model=model, device=options.device, ballast_bytes=options.ballast_bytes)
 

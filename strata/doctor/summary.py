@@ -64,7 +64,7 @@ def _gpus(facts: Facts) -> list[tuple[str, str]]:
     nvml = facts.nvml.value
     if nvml is None:
         return [("GPU", _outcome(facts, "nvml"))]
-    driver = f"driver {nvml.driver_version or 'unknown'}, up to CUDA {nvml.cuda_driver_version or 'unknown'}"
+    driver = f"{nvml.driver_version or 'version unknown'}, up to CUDA {nvml.cuda_driver_version or 'unknown'}"
     return [(f"GPU {gpu.index}", _gpu(gpu)) for gpu in nvml.gpus] + [("Driver", driver)]
 
 
