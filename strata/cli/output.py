@@ -18,6 +18,7 @@ from strata.errors import ExitCode, StrataError
 if TYPE_CHECKING:
     from rich.console import Console
 
+_REPORT = "strata doctor looks for the cause; strata report writes what a person needs to help, names replaced"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -85,6 +86,8 @@ def fail(error: StrataError, *, json: bool) -> NoReturn:
     console.print(f"  [bold]found[/]  {_escape(error.found)}", soft_wrap=True)
     if error.remedy:
         console.print(f"  [bold]do[/]     {_escape(error.remedy)}", soft_wrap=True)
+    if error.worth_a_report:
+        console.print(f"  [bold]more[/]   {_REPORT}", soft_wrap=True)
     stop(error.exit_code)
 
 
@@ -138,4 +141,6 @@ def _bug(bug: Exception) -> StrataError:
     except OSError:
         traceback.print_exception(bug)
         remedy = "please open an issue with the lines above"
-    return StrataError("strata met a bug of its own", f"{type(bug).__name__}: {bug}", remedy)
+    error = StrataError("strata met a bug of its own", f"{type(bug).__name__}: {bug}", remedy)
+    error.worth_a_report = True
+    return error
