@@ -42,7 +42,7 @@ def show_plan(
     opened = open_model(model, header_only=True)
     assumed: tuple[str, ...] = ()
     if imagined is None:
-        facts = take_facts(opened.file.path, facts_file)
+        facts = take_facts(opened.file.path, facts_file, gpu=options.gpu)
     else:
         facts, assumed = _imagine(imagined, options, facts_file)
         options = msgspec.structs.replace(options, gpu=None, device="cuda")

@@ -263,3 +263,16 @@ def test_what_runs_and_for_how_long_at_most_is_told(monkeypatch: pytest.MonkeyPa
     gather(GatherOptions(), GatherWatch(started=lambda groups, limit: told.append((list(groups), limit))))
     assert [groups for groups, _ in told] == [["host", "nvml", "adapters"], ["cuda"], ["pinned"], ["speed"]]
     assert all(limit >= max(module.TIME_LIMITS_S[group] for group in groups) for groups, limit in told)
+
+
+@pytest.mark.parametrize(("gpu", "ordinal"), [(None, 0), ("0", 1), ("1", 0), ("GPU-slow", 1), ("7", 0)])
+def test_the_gpu_that_is_named_is_the_one_that_is_measured(
+    monkeypatch: pytest.MonkeyPatch, gpu: str | None, ordinal: int
+) -> None:
+    """CUDA counts the fastest first, nvidia-smi by bus: the wrong card's link would be taken for the other's."""
+    fast, slow = (
+        CudaDevice(ordinal=n, uuid=f"GPU-{name}", nvml_index=1 - n) for n, name in enumerate(("fast", "slow"))
+    )
+    children = FakeChildren(host=HOST, cuda=CudaFacts(devices=(fast, slow)))
+    run(monkeypatch, children, gpu=gpu)
+    assert [children.requests[group][0].device for group in ("pinned", "speed")] == [ordinal, ordinal]
