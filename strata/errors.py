@@ -33,6 +33,7 @@ class StrataError(Exception):
     """
 
     exit_code: ExitCode = ExitCode.FAILED
+    worth_a_report: bool = False  # its cause may lie in the machine or in Strata: a report helps to find it
 
     def __init__(self, asked: str, found: str, remedy: str) -> None:
         super().__init__(f"{asked}: {found}. {remedy}" if remedy else f"{asked}: {found}.")
@@ -77,6 +78,8 @@ class PlanMismatch(StrataError):
 class PlanViolation(StrataError):
     """The runtime asked for memory outside its plan: always a bug of ours, never the user's doing."""
 
+    worth_a_report = True
+
 
 class Undetermined(StrataError):
     """A question (often a probe) could not be answered either way."""
@@ -86,6 +89,8 @@ class Undetermined(StrataError):
 
 class KernelError(StrataError):
     """A kernel could not be compiled, loaded or launched."""
+
+    worth_a_report = True
 
 
 class DeviceFailed(StrataError):
@@ -102,6 +107,8 @@ class AllocationFailed(StrataError):
     nbytes : int
         Bytes that were asked for.
     """
+
+    worth_a_report = True
 
     def __init__(self, asked: str, found: str, remedy: str, *, line: str, nbytes: int) -> None:
         super().__init__(asked, found, remedy)

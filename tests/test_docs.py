@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from strata.doctor.catalogue import catalogue_markdown
+from strata.doctor.checks.registry import CATALOGUE
 from strata.doctor.findings import report_schema
 
 REPO = Path(__file__).parent.parent
@@ -26,3 +27,7 @@ def test_bug_reports_require_the_report_as_text() -> None:
     assert report["attributes"]["render"] == "text"
     assert report["validations"]["required"] is True
     assert "strata report" in report["attributes"]["description"]
+
+
+def test_the_readme_counts_the_checks_right() -> None:
+    assert f"runs {len(CATALOGUE)} checks" in (REPO / "README.md").read_text(encoding="utf-8")

@@ -205,6 +205,8 @@ def doctor(
 ) -> None:
     """Check this machine, and whether MODEL fits on it; nothing is loaded.
 
+    It takes seconds; every probe has a time limit, so that it ends within three minutes whatever a driver does.
+
     [dim]strata doctor
     strata doctor model.gguf --vram-budget 8GiB
     strata doctor model.gguf --deep[/]

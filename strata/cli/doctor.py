@@ -14,7 +14,7 @@ from strata.errors import ExitCode, Undetermined, UsageError
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
-    from strata.doctor.plan import PlanOptions
+    from strata.doctor.plan import AllocationPlan, PlanOptions
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def examine(request: DoctorRequest, options: PlanOptions) -> None:
     if request.deep:
         _require_what_deep_needs(request)
     opened = open_model(request.model, header_only=True) if request.model else None
-    facts = take_facts(opened.file.path if opened else None, request.facts_file)
+    facts = take_facts(opened.file.path if opened else None, request.facts_file, gpu=options.gpu)
     measured = None
     if request.deep and opened:
         measured = _measure_deep(facts, opened, options)
@@ -92,7 +92,17 @@ def examine(request: DoctorRequest, options: PlanOptions) -> None:
 
             out().print()
             out().print(plan_table(plan, unicode=unicode_ok(sys.stdout)))
+            _say_how_to_use(plan, request.model)
     stop(ExitCode(report.verdict.exit_code))
+
+
+def _say_how_to_use(plan: AllocationPlan, model: str | None) -> None:
+    """Say the option that makes a run page-lock what was measured: a run itself tries only a little."""
+    from strata.doctor.plan import Tier
+
+    locked = next((b.usable_bytes for b in plan.budgets if b.tier is Tier.PINNED), 0)
+    if plan.feasible and locked >> 20:
+        say(f"To run with what was measured: strata run {model} --pinned-budget {locked >> 20}MiB")
 
 
 def _require_what_deep_needs(request: DoctorRequest) -> None:

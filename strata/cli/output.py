@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _NO_MEMORY = ("can't start new thread", "failed to map segment", "annot allocate memory")
 
 _WINDOWS = sys.platform == "win32"
+_REPORT = "strata doctor looks for the cause; strata report writes what a person needs to help, names replaced"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -96,6 +97,8 @@ def fail(error: StrataError, *, json: bool) -> NoReturn:
     console.print(f"  [bold]found[/]  {_escape(error.found)}", soft_wrap=True)
     if error.remedy:
         console.print(f"  [bold]do[/]     {_escape(error.remedy)}", soft_wrap=True)
+    if error.worth_a_report:
+        console.print(f"  [bold]more[/]   {_REPORT}", soft_wrap=True)
     stop(error.exit_code)
 
 
@@ -175,4 +178,6 @@ def _bug(bug: Exception) -> StrataError:
     except OSError:
         traceback.print_exception(bug)
         remedy = "please open an issue with the lines above"
-    return StrataError("strata met a bug of its own", f"{type(bug).__name__}: {bug}", remedy)
+    error = StrataError("strata met a bug of its own", f"{type(bug).__name__}: {bug}", remedy)
+    error.worth_a_report = True
+    return error

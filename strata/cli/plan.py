@@ -66,7 +66,7 @@ def show_plan(
         machine = simulation.simulate(simulate, opened.facts, options, shrink=shrink)
         facts, options, assumed = machine.facts, machine.options, machine.notes
     elif imagined is None:
-        facts = take_facts(opened.file.path, facts_file)
+        facts = take_facts(opened.file.path, facts_file, gpu=options.gpu)
     else:
         facts, assumed = _imagine(imagined, options, facts_file)
         options = msgspec.structs.replace(options, gpu=None, device="cuda")

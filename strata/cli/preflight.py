@@ -49,8 +49,8 @@ def open_model(model: str, *, header_only: bool = False) -> OpenModel:
     return OpenModel(file, read_model_facts(file))
 
 
-def take_facts(model: Path | None = None, recorded: Path | None = None) -> Facts:
-    """Probe this machine, or read the facts that were recorded on another."""
+def take_facts(model: Path | None = None, recorded: Path | None = None, *, gpu: str | None = None) -> Facts:
+    """Probe this machine, or read the facts that were recorded on another; `gpu` is what --gpu names."""
     if recorded is not None:
         from strata.doctor.facts_io import read_facts
 
@@ -61,7 +61,7 @@ def take_facts(model: Path | None = None, recorded: Path | None = None) -> Facts
         watch = GatherWatch(
             started=lambda groups, limit_s: now(f"checking the machine: {', '.join(groups)} (at most {limit_s:.0f} s)")
         )
-        return gather(GatherOptions(model=model), watch)
+        return gather(GatherOptions(model=model, gpu=gpu), watch)
 
 
 def with_last_run(facts: Facts) -> Facts:

@@ -80,7 +80,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         if simulated:
             facts, options = simulated.facts, simulated.options
         else:
-            facts = take_facts(model.file.path)
+            facts = take_facts(model.file.path, gpu=options.gpu)
         log.event("start", versions=versions(), facts_sha256=fingerprint(facts))
         plan, notes = plan_to_run(model, facts, options, request.plan_file)
         if simulated:

@@ -21,8 +21,8 @@ from strata.doctor.redact import Redactor, Replaced
 from strata.errors import UsageError
 
 SECTION = 16 << 10  # bytes of one raw output, or of one log
+LOOKED_AT = 8 * SECTION  # bytes of each that are redacted, which takes seconds a megabyte, before it is cut to that
 LOGS = 10
-LONGEST_LOG = 4 << 20  # bytes that are read of one log
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def write_bundle(
         "plan.json": _json(safe.plan) if safe.plan else None,
         "versions.json": _json(redactor.value(versions())),
         **{
-            f"raw/{_file_name(redactor.text(name))}.txt": cut(redactor.text(text), SECTION)
+            f"raw/{_file_name(redactor.text(name))}.txt": cut(redactor.text(cut(text, LOOKED_AT)), SECTION)
             for name, text in (raw or {}).items()
         },
         **{f"logs/{redactor.text(log.name)}": cut(_log(log, redactor), SECTION) for log in logs[:LOGS]},
@@ -105,10 +105,14 @@ def _log(path: Path, redactor: Redactor) -> str:
     """Return a log redacted: event by event where it is JSON, as text where it is not."""
     try:
         with path.open("rb") as file:
-            lines = file.read(LONGEST_LOG).decode("utf-8", "replace").splitlines()
+            data = file.read(LOOKED_AT)
+            if file.seek(0, os.SEEK_END) > LOOKED_AT:
+                file.seek(max(file.tell() - LOOKED_AT, LOOKED_AT))  # how it ended
+                data += file.read(LOOKED_AT)
+            text = data.decode("utf-8", "replace")
     except OSError as failure:
         return f"could not be read: {failure.strerror or failure}"
-    return "\n".join(_log_line(line, redactor) for line in lines)
+    return "\n".join(_log_line(line, redactor) for line in cut(text, LOOKED_AT).splitlines())
 
 
 def _log_line(line: str, redactor: Redactor) -> str:

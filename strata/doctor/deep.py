@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from strata.doctor.budgets import usable_ram
-from strata.doctor.facts import Facts, PinnedFacts, Probe, ProbeStatus
+from strata.doctor.facts import Facts, HostFacts, PinnedFacts, Probe, ProbeStatus
 from strata.doctor.gather import DEEP_PIN_SHARE, GatherOptions, GatherWatch, gather, pinned_limit_s
 from strata.doctor.gpus import choose_gpu
 from strata.doctor.plan import AllocationPlan, PlanOptions, Tier
@@ -95,7 +95,7 @@ def deep_probe(facts: Facts, model: ModelFacts, options: PlanOptions) -> DeepPro
     if not base.feasible:
         found = base.shortfall.sentence if base.shortfall else "no plan fits"
         raise Undetermined(asked, found, "Change what the report says, then measure")
-    ballast, left = _ballast(base)
+    ballast, left = _ballast(base, facts.host.value or HostFacts())
     need = _most_pinned(facts, model, options, ballast)
     if need <= 0:
         raise Undetermined(asked, "the best plan page-locks nothing: there is nothing to measure", "Run it")
@@ -121,12 +121,17 @@ def measure(facts: Facts, probe: DeepProbe, watch: GatherWatch | None = None) ->
     return msgspec.structs.replace(facts, pinned=gather(options, watch).pinned)
 
 
-def _ballast(plan: AllocationPlan) -> tuple[int, int]:
-    """Return the device memory to hold, and what stays free: the plan's reserve, or more where that is thin."""
+def _ballast(plan: AllocationPlan, host: HostFacts) -> tuple[int, int]:
+    """Return the device memory to hold, and what stays free: the plan's reserve, or more where that is thin.
+
+    Under WSL2 no more is held than the system has RAM: filling a card larger than that has crashed Windows.
+    """
     context = sum(line.bytes for line in plan.reservations if line.id in _OWN_CONTEXT)
     budget = next(b for b in plan.budgets if b.tier is Tier.VRAM)
     left = max(budget.reserve_bytes, LEFT_FREE_BYTES + _SCRATCH)
     wanted = plan.planned_bytes(Tier.VRAM) - context
+    if host.wsl == "wsl2" and host.ram_total_bytes is not None:
+        wanted = min(wanted, host.ram_total_bytes)
     room = budget.usable_bytes - left - context
     return max(min(wanted, room), 0), max(left, budget.usable_bytes - context - wanted)
 

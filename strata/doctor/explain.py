@@ -21,6 +21,7 @@ CODE = re.compile(
     re.IGNORECASE,
 )
 NOT_KNOWN = "Not known: Strata recognises no line of this text. strata report gathers what a person needs to help."
+EVENT = '{"event":'  # how a line of a run log begins
 Known = tuple[str, str, str, str | None]  # title, cause, remedy, check
 
 
@@ -71,7 +72,8 @@ def explain(text: str) -> tuple[Explanation, ...]:
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield (line number, line), an indented continuation joined to the line it continues."""
     start, parts = 0, [""]
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = _event_in_words(raw) if raw.startswith(EVENT) else raw
         if line[:1] in (" ", "\t") and parts[0]:
             if len(parts) < MOST_PARTS:
                 parts.append(line.strip()[:LONGEST_LINE])
@@ -79,6 +81,18 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             yield start, " ".join(parts)
             start, parts = number, [line[:LONGEST_LINE]]
     yield start, " ".join(parts)
+
+
+def _event_in_words(line: str) -> str:
+    """Return what an event of Strata's own run log says of a failure: a plan's many words are none."""
+    try:
+        event = msgspec.json.decode(line, type=dict[str, object])
+    except msgspec.MsgspecError:  # cut off
+        return line
+    said: list[str] = []
+    for text in (str(event[key]) for key in ("line", "message", "code", "call") if event.get(key)):
+        said += [text] if all(text not in earlier for earlier in said) else []
+    return f"{event.get('event')} {': '.join(said)}"
 
 
 @cache

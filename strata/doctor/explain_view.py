@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from strata.doctor.explain import NOT_KNOWN, Explanation
-from strata.doctor.report import rows
+from strata.doctor.report import Trimmed, rows
 from strata.doctor.units import counted
 
 LONGEST = 200  # characters shown of a recognised line
@@ -31,4 +31,4 @@ def explanations_view(explanations: Sequence[Explanation]) -> RenderableType:
         if found.check:
             lines.append((Text("more"), Text(f"strata doctor --explain {found.check}")))
         parts += [Text(found.title, style="bold"), Padding(rows(lines), (0, 0, 1, 2))]
-    return Group(*parts)
+    return Trimmed(Group(*parts))

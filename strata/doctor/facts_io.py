@@ -10,6 +10,8 @@ from strata.doctor.facts import SCHEMA_VERSION, Facts
 from strata.doctor.files import write_files
 from strata.errors import UsageError
 
+LARGEST = 16 << 20  # bytes of a record; /dev/zero has no end
+
 
 class _Schema(msgspec.Struct):
     """The part of every schema's document that says which one it is."""
@@ -28,9 +30,12 @@ def read_facts(path: Path) -> Facts:
     asked = f"read facts from {path}"
     again = "Record them with this version: strata doctor --save-facts FILE"
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(LARGEST + 1)
     except OSError as failure:
         raise UsageError(asked, failure.strerror or str(failure), "Check the path") from None
+    if len(text) > LARGEST:
+        raise UsageError(asked, f"it is larger than {LARGEST >> 20} MiB, which no record of facts is", "Check the path")
     try:
         version = msgspec.json.decode(text, type=_Schema).schema_version
         if version != SCHEMA_VERSION:

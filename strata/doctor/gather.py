@@ -91,6 +91,9 @@ class GatherOptions:
         The model file whose disk is measured.
     device : int
         CUDA ordinal for the pinned and speed probes.
+    gpu : str, optional
+        Instead of it a GPU by its number in nvidia-smi or its UUID, as people name it; one that is not there leaves
+        `device` as it is.
     deep_pin_bytes : int, optional
         Pin up to this much instead of the quick probe's small amount.
     ballast_bytes : int
@@ -102,6 +105,7 @@ class GatherOptions:
     groups: tuple[str, ...] = tuple(GROUPS)
     model: Path | None = None
     device: int = 0
+    gpu: str | None = None
     deep_pin_bytes: int | None = None
     ballast_bytes: int = 0
     time_limits_s: Mapping[str, float] = field(default_factory=dict)
@@ -129,6 +133,7 @@ class _Gathering:
         self._watch = watch
         self._limits_s = TIME_LIMITS_S | dict(options.time_limits_s)
         self._probes: dict[str, Any] = {}
+        self._device = options.device
 
     def run(self) -> Facts:
         options = self._options
@@ -136,13 +141,15 @@ class _Gathering:
             if group not in options.groups:
                 self._skip(group, "this group was not asked for")
         if options.model is None:
-            self._skip("disk", "no model file was given")
+            self._skip("disk", "no model was given")
         model = None if options.model is None else str(options.model.absolute())
         request = ProbeRequest(model=model, device=options.device, ballast_bytes=options.ballast_bytes)
 
         self._run(request, "host", "nvml", "adapters", "disk")
         request = msgspec.structs.replace(request, nvml_missing=self._why_no_nvml())
         self._run(request, "cuda")
+        self._device = self._find_device()
+        request = msgspec.structs.replace(request, device=self._device)
         no_device = self._why_no_device()
         if no_device is None:
             self._pin(request)
@@ -172,6 +179,15 @@ class _Gathering:
         for group, outcome in outcomes.items():
             self._probes[group] = _decode(outcome, GROUPS[group])
 
+    def _find_device(self) -> int:
+        """Return CUDA's number of the GPU that the pinned and speed probes use."""
+        wanted, cuda = self._options.gpu, self._probes["cuda"].value
+        for device in cuda.devices if wanted is not None and cuda is not None else ():
+            index = device.ordinal if device.nvml_index is None else device.nvml_index
+            if wanted in (str(index), device.uuid):
+                return int(device.ordinal)
+        return self._options.device
+
     def _why_no_nvml(self) -> str | None:
         """Return why the CUDA probes must not touch NVML, or None."""
         nvml: Probe[NvmlFacts] = self._probes["nvml"]
@@ -186,9 +202,9 @@ class _Gathering:
             return None  # nothing is known against it
         if cuda.status is not ProbeStatus.OK or cuda.value is None:
             return f"the cuda probe did not succeed: {cuda.error.message if cuda.error else cuda.status}"
-        device = next((device for device in cuda.value.devices if device.ordinal == self._options.device), None)
+        device = next((device for device in cuda.value.devices if device.ordinal == self._device), None)
         if device is None:
-            return f"CUDA shows no device {self._options.device}"
+            return f"CUDA shows no device {self._device}"
         return f"device {device.ordinal} cannot be used: {device.error.message}" if device.error else None
 
     def _available_bytes(self) -> int:

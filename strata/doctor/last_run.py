@@ -5,6 +5,7 @@ A run's log is JSON lines, written as things happen; a crash may have cut the la
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from strata.doctor.cuda_codes import NAMES
 from strata.doctor.facts import Probe, ProbeError, ProbeStatus, RunFacts
 from strata.doctor.units import size
 
-LONGEST_LOG = 8 << 20  # bytes that are read of one log; a longer one is a long chat
+BEGINNING, END = 4 << 20, 4 << 20  # bytes that are read of one log: a longer one is a long chat
 _WORDS = re.compile(r"(?:\w+: )?(?P<text>.*?)(?: \(-?\d+ \w+\))?", re.DOTALL)  # "cudaMalloc: out of memory (2 name)"
 CODES = {name: code for code, name in NAMES.items()}
 
@@ -131,13 +132,17 @@ def _readable(paths: Sequence[Path]) -> Iterator[_Log]:
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
-        for line in file.read(LONGEST_LOG).splitlines():
-            try:
-                event = msgspec.json.decode(line)
-            except msgspec.DecodeError:  # cut off by a crash
-                continue
-            if isinstance(event, dict):
-                yield event
+        text = file.read(BEGINNING)
+        if file.seek(0, os.SEEK_END) > BEGINNING:
+            file.seek(max(file.tell() - END, BEGINNING))
+            text += file.read(END)
+    for line in text.splitlines():
+        try:
+            event = msgspec.json.decode(line)
+        except msgspec.DecodeError:  # cut off by a crash, or where the middle was left out
+            continue
+        if isinstance(event, dict):
+            yield event
 
 
 def _refusal(event: dict[str, Any]) -> ProbeError:

@@ -86,6 +86,18 @@ class TerminalReport:
         yield rows([(Text(label), Text(text)) for label, text in summary(self.report.facts)])
 
 
+class Trimmed:
+    """A renderable without the blanks at the ends of its lines."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self.inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for line in console.render_lines(self.inner, options, pad=False):
+            yield from _plain_end(line)
+            yield Segment.line()
+
+
 def _ascii(segment: Segment) -> Segment:
     text = segment.text.translate(ASCII).encode("ascii", "replace").decode("ascii")
     return Segment(text, segment.style, segment.control)

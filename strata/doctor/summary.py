@@ -29,7 +29,8 @@ def summary(facts: Facts) -> list[tuple[str, str]]:
 
 def _outcome(facts: Facts, group: str) -> str:
     probe = getattr(facts, group)
-    return f"not known ({probe.error.message if probe.error else probe.status})"
+    unknown = "none" if probe.status is ProbeStatus.UNSUPPORTED else "not known"
+    return f"{unknown} ({probe.error.message if probe.error else probe.status})"
 
 
 def _system(host: HostFacts) -> str:
@@ -64,7 +65,7 @@ def _gpus(facts: Facts) -> list[tuple[str, str]]:
     nvml = facts.nvml.value
     if nvml is None:
         return [("GPU", _outcome(facts, "nvml"))]
-    driver = f"driver {nvml.driver_version or 'unknown'}, up to CUDA {nvml.cuda_driver_version or 'unknown'}"
+    driver = f"{nvml.driver_version or 'version unknown'}, up to CUDA {nvml.cuda_driver_version or 'unknown'}"
     return [(f"GPU {gpu.index}", _gpu(gpu)) for gpu in nvml.gpus] + [("Driver", driver)]
 
 
@@ -90,4 +91,6 @@ def _cuda(facts: Facts) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in cuda.cupy_packages.items()) or "no CuPy"
     versions = f"runtime {cuda.runtime_version or 'unknown'}, NVRTC {cuda.nvrtc_version or 'unknown'}"
     failed = "" if facts.cuda.status is ProbeStatus.OK else f"; {_outcome(facts, 'cuda')}"
+    if not cuda.cupy_packages and facts.cuda.status is ProbeStatus.UNSUPPORTED:
+        return packages
     return f"{packages}; {versions}{failed}" if cuda.cupy_packages else f"{packages}{failed}"

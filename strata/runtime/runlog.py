@@ -27,8 +27,13 @@ ENVIRONMENT = "STRATA_LOG_DIR"
 
 
 def log_folder() -> Path:
-    """Return where run logs lie: ``$STRATA_LOG_DIR``, else the user's log folder."""
-    return Path(os.environ.get(ENVIRONMENT) or platformdirs.user_log_dir("strata", appauthor=False))
+    """Return where run logs lie: ``$STRATA_LOG_DIR``, else the user's log folder; for a user without a home, /tmp's."""
+    if chosen := os.environ.get(ENVIRONMENT):
+        return Path(chosen)
+    try:
+        return Path(platformdirs.user_log_dir("strata", appauthor=False))
+    except RuntimeError:  # neither HOME nor an account, as under `docker run --user 12345`
+        return Path(os.sep, "tmp", f"strata-log-{os.getuid()}")
 
 
 def run_logs(folder: Path) -> list[Path]:

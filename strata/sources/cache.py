@@ -15,4 +15,7 @@ def cache_folder() -> Path:
         return Path(chosen)
     from platformdirs import user_cache_path
 
-    return user_cache_path("strata", appauthor=False)
+    try:
+        return user_cache_path("strata", appauthor=False)
+    except RuntimeError:  # neither HOME nor an account, as under `docker run --user 12345`
+        return Path(os.sep, "tmp", f"strata-cache-{os.getuid()}")

@@ -131,3 +131,23 @@ def test_no_field_whatever_it_holds_carries_a_name_out(tmp_path: Path, name: str
             texts[entry] = entry + archive.read(entry).decode()
     found = {(secret, where) for where, text in texts.items() for secret in SECRETS if secret in text}
     assert found == set()
+
+
+def test_long_logs_and_outputs_are_cut_before_they_are_redacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = []
+    kept = Redactor.text
+    monkeypatch.setattr(Redactor, "text", lambda self, text: looked_at.append(len(text)) or kept(self, text))
+    line = json.dumps({"event": "generation", "path": "/home/me-myself/m.gguf", "n": "x" * 60}) + "\n"
+    logs = [tmp_path / f"run-{number}.jsonl" for number in range(3)]
+    for log in logs:
+        log.write_text(line * 30_000)  # three megabytes
+    report = diagnose(cases()["h200-server"].machine().facts)
+    made = write_bundle(report, tmp_path / "out", logs=logs, raw={"lspci": "x\n" * 900_000}, redactor=Redactor(ME))
+    assert sum(looked_at) < 3 << 20  # of eleven megabytes
+    with zipfile.ZipFile(made.archive) as archive:
+        text = archive.read("logs/run-1.jsonl").decode()
+    assert len(text) <= SECTION
+    assert text.startswith('{"event":"generation","path":"~/m.gguf"')
+    assert text.rstrip().endswith("}")

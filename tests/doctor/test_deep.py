@@ -62,6 +62,15 @@ def test_it_says_beforehand_what_it_takes() -> None:
         assert part in said
 
 
+def test_under_wsl2_no_more_is_held_than_the_system_has_ram() -> None:
+    """A card larger than the machine behind it: filling it has crashed Windows."""
+    card = CudaDevice(ordinal=0, uuid="GPU-0", vram_free_bytes=94 * GIB, context_bytes=300 * MIB)
+    facts = gpu_machine(vram_total=96 * GIB, vram_free=95 * GIB, ram=45 * GIB, cuda=card, wsl="wsl2")
+    probe = deep_probe(facts, Q3_235B, PlanOptions())
+    assert probe.ballast_bytes == 45 * GIB
+    assert probe.left_free_bytes > 40 * GIB
+
+
 def test_a_budget_that_the_person_gives_is_not_exceeded() -> None:
     assert deep_probe(linux(), Q3_235B, PlanOptions(pinned_budget_bytes=GIB)).pin_bytes <= GIB
     small = deep_probe(linux(), Q3_235B, PlanOptions(vram_budget_bytes=12 * GIB))

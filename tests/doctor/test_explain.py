@@ -105,6 +105,24 @@ def test_a_line_is_recognised(line: str, check: str | None) -> None:
     assert found[0].remedy
 
 
+def test_a_run_log_of_ours_is_explained_in_words() -> None:
+    log = "\n".join(
+        [
+            '{"event":"plan","plan":{"notes":["could not be measured: out of memory"]}}',
+            '{"event":"allocation","line":"dense","code":"ok"}',
+            '{"event":"allocation","line":"experts","code":"VirtualLock: refused (1314 X)","call":"VirtualLock"}',
+            '{"event":"error","type":"KernelError","message":"decode: it failed","call":"launchKernel",'
+            '"code":"CUDA_ERROR_OUT_OF_MEMORY: out of memory"}',
+            '{"event":"error","message":"cut o',
+        ]
+    )
+    lock, latched = explain(log)
+    assert (lock.check, lock.line_number) == ("STR-PIN-LOCK", 3)
+    assert lock.line == "allocation experts: VirtualLock: refused (1314 X)"
+    assert (latched.check, latched.line_number) == ("STR-PIN-LATCHED", 4)
+    assert latched.line == "error decode: it failed: CUDA_ERROR_OUT_OF_MEMORY: out of memory: launchKernel"
+
+
 @pytest.mark.parametrize("line", UNKNOWN)
 def test_what_is_not_known_is_not_guessed(line: str) -> None:
     assert explain(line) == ()

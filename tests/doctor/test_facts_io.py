@@ -64,3 +64,11 @@ def test_other_files_are_refused_with_the_reason(tmp_path: Path, text: str, foun
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         read_facts(tmp_path / "none.json")
+
+
+def test_a_file_without_end_is_refused(tmp_path: Path) -> None:
+    endless = tmp_path / "facts.json"
+    with endless.open("wb") as file:
+        file.truncate(1 << 40)  # sparse
+    with pytest.raises(UsageError, match="larger than 16 MiB"):
+        read_facts(endless)

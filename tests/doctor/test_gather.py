@@ -21,10 +21,10 @@ from strata.doctor.facts import (
     ProbeError,
     ProbeStatus,
 )
-from strata.doctor.gather import GROUPS, QUICK_PIN_BYTES, GatherOptions, GatherWatch, gather
+from strata.doctor.gather import GROUPS, QUICK_PIN_BYTES, GatherOptions, GatherWatch, gather, pinned_limit_s
 from strata.doctor.probes.libraries import search_cuda
 from strata.doctor.probes.request import ProbeRequest
-from strata.doctor.probes.runner import Job
+from strata.doctor.probes.runner import KILL_GRACE_S, Job
 
 GIB = 1 << 30
 NO_GPU = pytest.mark.skipif(bool(search_cuda()), reason="this machine has an NVIDIA driver")
@@ -245,3 +245,34 @@ def test_quick_gather_takes_under_three_seconds() -> None:
     probes = gather()
     total = sum(getattr(probes, group).seconds or 0.0 for group in ("host", "cuda", "speed"))
     assert total < 3.0
+
+
+def test_the_slowest_driver_holds_it_up_for_less_than_three_minutes() -> None:
+    """As the help promises: the first wave runs side by side, a pin may be tried again in a fresh process."""
+    limits = module.TIME_LIMITS_S
+    first = max(limits[group] for group in ("host", "nvml", "adapters", "disk"))
+    pins = pinned_limit_s(QUICK_PIN_BYTES) + pinned_limit_s(module.SECOND_PIN_BYTES)
+    rounds = [first, limits["cuda"], pins, limits["speed"]]
+    assert sum(rounds) + 5 * KILL_GRACE_S < 180
+    assert set(GROUPS) == set(limits)
+
+
+def test_what_runs_and_for_how_long_at_most_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[list[str], float]] = []
+    monkeypatch.setattr(module, "run_jobs", FakeChildren(host=HOST, cuda=CUDA))
+    gather(GatherOptions(), GatherWatch(started=lambda groups, limit: told.append((list(groups), limit))))
+    assert [groups for groups, _ in told] == [["host", "nvml", "adapters"], ["cuda"], ["pinned"], ["speed"]]
+    assert all(limit >= max(module.TIME_LIMITS_S[group] for group in groups) for groups, limit in told)
+
+
+@pytest.mark.parametrize(("gpu", "ordinal"), [(None, 0), ("0", 1), ("1", 0), ("GPU-slow", 1), ("7", 0)])
+def test_the_gpu_that_is_named_is_the_one_that_is_measured(
+    monkeypatch: pytest.MonkeyPatch, gpu: str | None, ordinal: int
+) -> None:
+    """CUDA counts the fastest first, nvidia-smi by bus: the wrong card's link would be taken for the other's."""
+    fast, slow = (
+        CudaDevice(ordinal=n, uuid=f"GPU-{name}", nvml_index=1 - n) for n, name in enumerate(("fast", "slow"))
+    )
+    children = FakeChildren(host=HOST, cuda=CudaFacts(devices=(fast, slow)))
+    run(monkeypatch, children, gpu=gpu)
+    assert [children.requests[group][0].device for group in ("pinned", "speed")] == [ordinal, ordinal]

@@ -123,6 +123,8 @@ def test_ballast_is_held_while_pinning(facts: Facts) -> None:
     assert loaded.status is ProbeStatus.OK, loaded.error
     assert loaded.value is not None
     assert loaded.value.ballast_bytes == 512 * MIB
+    assert loaded.value.ballast_resident_bytes is not None, loaded.value.unknown
+    assert loaded.value.ballast_resident_bytes >= 512 * MIB  # all of it is in VRAM
     assert loaded.value.granted_bytes > 0
 
 

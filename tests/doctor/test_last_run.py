@@ -299,3 +299,16 @@ def test_no_event_however_shaped_makes_reading_fail(tmp_path: Path) -> None:
         value = read_last_run([log(tmp_path, number, *events)]).value
         assert value
         assert msgspec.convert(msgspec.to_builtins(value), RunFacts) == value
+
+
+def test_of_a_long_log_beginning_and_end_are_read(tmp_path: Path) -> None:
+    chat = [generation(100, 10.0)] * 90_000  # ten megabytes
+    error = {"event": "error", "message": "cudaErrorIllegalAddress: an illegal memory access", "call": "launchKernel"}
+    path = log(tmp_path, 1, PLAN, *chat, error)
+    assert path.stat().st_size > 8 << 20
+    run = read_last_run([path]).value
+    assert run
+    assert run.refusal
+    assert run.refusal.code == 700
+    assert run.decode_tokens_per_s == 10.0
+    assert run.unknown["vram_free_loaded_bytes"]  # the plan, at the beginning, said that it ran on a GPU

@@ -6,6 +6,7 @@ import re
 import jsonschema
 import msgspec
 import pytest
+from markdown_it import MarkdownIt
 from rich.console import Console
 
 from strata.doctor.catalogue import check_list, check_page
@@ -111,6 +112,16 @@ def test_markdown_is_short_enough_for_an_issue(name: str) -> None:
     assert text.count("\n~~~") % 2 == 0
     assert text.count("<details>") == text.count("</details>") > 0
     assert "```" not in text
+
+
+@pytest.mark.parametrize("name", ["seed-000-broken-context", "wsl2-embedding-pageable"])
+def test_a_forge_shows_the_report_as_it_is_meant(name: str) -> None:
+    text = to_markdown(report_of(name))
+    blocks = [token for token in MarkdownIt().parse(text) if token.level == 0 and token.nesting >= 0]
+    parts = 2 if report_of(name).plan else 1  # facts, and the plan
+    assert [block.type for block in blocks] == ["heading_open", "fence", *["html_block", "fence", "html_block"] * parts]
+    (whole,) = MarkdownIt().parse(f"```text\n{text}\n```")  # what a form with `render: text` makes of it
+    assert whole.content.rstrip("\n") == text.rstrip("\n")
 
 
 def test_nothing_of_a_machine_stands_outside_a_code_block() -> None:

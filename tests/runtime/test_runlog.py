@@ -126,6 +126,20 @@ def test_the_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "strata" in log_folder().parts
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no users without a home")
+def test_a_user_without_home_or_account_still_has_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `docker run --user 12345`."""
+    import pwd
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"uid not found: {uid}")
+
+    for name in ("HOME", "XDG_STATE_HOME", "STRATA_LOG_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert log_folder() == Path("/tmp") / f"strata-log-{os.getuid()}"
+
+
 def test_a_fingerprint_tells_structs_apart() -> None:
     one, two = plan_of(reservation("head", 1)), plan_of(reservation("head", 2))
     assert fingerprint(one) == fingerprint(plan_of(reservation("head", 1))) != fingerprint(two)

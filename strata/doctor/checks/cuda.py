@@ -93,9 +93,8 @@ def broken_context(m: Machine) -> Result | None:
     if not both_refused and not (no_device and not explained):
         return passed("A context can be made: device memory and page-locked memory are both granted.")
     if not m.nvml.gpus:  # then nothing says that there is a GPU to be had
-        return (
-            unknown("CUDA finds no usable GPU, and the driver could not be asked.") if m.missing("nvml.gpus") else None
-        )
+        asked = m.missing("nvml.gpus") is None
+        return None if asked else unknown("CUDA finds no usable GPU, and the driver could not be asked.")
     seen = f"the driver sees {counted(len(m.nvml.gpus), 'GPU')}"
     evidence = [
         m.says(

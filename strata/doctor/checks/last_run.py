@@ -19,10 +19,8 @@ def refused(m: Machine) -> Result | None:
     if line is None or any(word in call for word in OTHER_CHECKS):
         return passed("No line of the last run's plan was refused for want of memory.")
     if "hostalloc" in call or "mallochost" in call:
-        memory, remedy = (
-            "page-locked memory",
-            "strata doctor MODEL --deep measures what is granted; --pinned-budget 0 needs none",
-        )
+        memory = "page-locked memory"
+        remedy = "strata doctor MODEL --deep measures what is granted; --pinned-budget 0 needs none"
     elif "malloc" in call:
         memory = "VRAM"
         remedy = "Run it again: it plans on what is free now; if it comes back, keep more free: --vram-reserve-mib 1024"

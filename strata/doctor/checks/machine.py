@@ -7,6 +7,7 @@ None. Numbers that no machine can have (negative, NaN) read as None too.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -36,6 +37,8 @@ from strata.gguf.model_facts import ModelFacts
 GROUPS = ("host", "nvml", "cuda", "pinned", "disk", "adapters", "speed", "run")
 NO_LIMIT = "no limit"  # the reason that makes a None an answer
 NOT_REPORTED = "not reported"
+# Reasons that are answers: the thing does not exist on this system, or on this device.
+NOT_HERE = re.compile(r"not supported|^windows (?:has|keeps) no|^only (?:windows|linux)\b", re.IGNORECASE)
 WHERE = {  # the source of a group's facts, where the facts do not say it more exactly
     "host": "operating system",
     "nvml": "NVML",
@@ -169,7 +172,7 @@ class Machine:
         """
         group, *fields = path.split(".")
         if group in ("model", "plan"):
-            return None if getattr(self, group) else Missing(path, f"no {group} was given", not_asked=True)
+            return None if getattr(self, group) else Missing(path, self._why_not_given(group), not_asked=True)
         probe = self.facts_of(group)
         owner = getattr(self, "last_run" if group == "run" else group)
         if probe.value is None or owner is None:
@@ -182,6 +185,9 @@ class Machine:
             unsupported = probe.status is ProbeStatus.UNSUPPORTED
             return replace(gap, not_here=unsupported, not_asked=not unsupported)
         return gap
+
+    def _why_not_given(self, what: str) -> str:
+        return "no plan was made" if what == "plan" and self.model else "no model was given"
 
 
 def error_text(error: ProbeError) -> str:
@@ -197,7 +203,7 @@ def _find_missing(path: str, owner: Any, fields: list[str], why: str) -> Missing
     if reason == NO_LIMIT:
         return None
     if value is None or (value in ((), {}) and (reason or why != NOT_REPORTED)):  # a broken-off probe had not got there
-        return Missing(path, reason or why, not_here="not supported" in (reason or "").lower())
+        return Missing(path, reason or why, not_here=bool(NOT_HERE.search(reason or "")))
     elements = value if isinstance(value, tuple) else (value,)
     gaps = (_find_missing(path, element, rest, why) for element in elements) if rest else ()
     return next((gap for gap in gaps if gap), None)

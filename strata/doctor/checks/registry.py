@@ -11,20 +11,8 @@ from strata.doctor.checks.machine import Machine
 from strata.doctor.findings import Finding, Status
 from strata.errors import UsageError
 
-FAMILIES = (
-    driver,
-    wsl,
-    gpu,
-    cuda,
-    symptoms,
-    pinned,
-    vram,
-    last_run,
-    model,
-    host,
-    speed,
-    disk,
-)  # causes before symptoms
+# What stops a start comes first, and causes before symptoms: the verdict names the first.
+FAMILIES = (driver, wsl, gpu, cuda, symptoms, pinned, vram, last_run, model, host, speed, disk)
 CATALOGUE: dict[str, Check] = {
     entry.id: entry for family in FAMILIES for entry in vars(family).values() if isinstance(entry, Check)
 }

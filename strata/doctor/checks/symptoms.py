@@ -57,7 +57,9 @@ def xid(m: Machine) -> Result | None:
     """The driver writes an Xid line for every GPU fault. Those of a program (13, 31, 43, 45) are over when it ends;
     48, 63, 64, 92, 94, 95 are memory errors of the card, 74 is the link between cards, 62 and 119 the card's own
     controllers."""
-    lines = [(line, found[1]) for line in m.host.kernel_log or () if (found := re.search(r"Xid .*?: (\d+)", line))]
+    lines = [
+        (line, found[1]) for line in m.host.kernel_log or () if (found := re.search(r"Xid .*?: (\d{1,4})\b", line))
+    ]
     lasting = [line for line, number in lines if int(number) not in (*OF_A_PROGRAM, 79)]  # 79: STR-DRV-LOST
     if not lasting:
         return passed("The kernel's log shows no fault of a GPU itself.")

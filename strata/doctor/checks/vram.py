@@ -77,9 +77,9 @@ def two_truths(m: Machine) -> Result | None:
 
 @check("STR-VRAM-TOUCHED", "VRAM that is really there", needs=("pinned.ballast_resident_bytes",))
 def touched(m: Machine) -> Result | None:
-    """Where Windows manages VRAM a grant is only a promise: memory may lie in RAM though all of it was written, and
-    what works on it crawls. `strata doctor MODEL --deep` holds and writes a plan's device memory and asks the driver
-    how much of it is in VRAM."""
+    """Where Windows manages VRAM a grant is only a promise: memory may lie in RAM though every byte of it was written,
+    and what works on it crawls. `strata doctor MODEL --deep` holds and writes a plan's device memory and asks the
+    driver how much of it is in VRAM."""
     held, there = (m.pinned.ballast_bytes, m.pinned.ballast_resident_bytes) if m.pinned else (0, None)
     if not held:
         return None

@@ -22,7 +22,7 @@ VIRTUAL_VENDORS = ("Msft", "QEMU", "VMware", "VBOX")
 def probe(request: ProbeRequest) -> Iterator[DiskFacts]:
     """Yield where the file lies, then how fast it reads."""
     if request.model is None:
-        raise ProbeStopped(ProbeStatus.SKIPPED, ProbeError("no model file was given"))
+        raise ProbeStopped(ProbeStatus.SKIPPED, ProbeError("no model was given"))
     yield from read_disk(Path(request.model), Path("/"))
 
 
