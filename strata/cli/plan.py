@@ -14,7 +14,7 @@ import msgspec
 
 from strata.cli.output import emit_json, err, out, say, stop, unicode_ok
 from strata.cli.preflight import OpenModel, make_or_load_plan, open_model, require_feasible, take_facts
-from strata.errors import ExitCode, UsageError
+from strata.errors import ExitCode, ModelFileError, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
@@ -55,7 +55,8 @@ def show_plan(
         facts, assumed = _imagine(imagined, options, facts_file)
         options = msgspec.structs.replace(options, gpu=None, device="cuda")
     plan, _ = make_or_load_plan(opened.facts, facts, options)
-    plan = msgspec.structs.replace(plan, notes=assumed + plan.notes)
+    only = _plan_only(opened)
+    plan = msgspec.structs.replace(plan, notes=only + assumed + plan.notes)
     if output is not None:
         from strata.doctor.plan_io import save_plan
 
@@ -66,10 +67,21 @@ def show_plan(
     elif json:
         emit_json(plan)
     else:
-        out().print(plan_table(plan, unicode=unicode_ok(sys.stdout)))
+        out().print(plan_table(plan, unicode=unicode_ok(sys.stdout), under=only))
     if output is not None:
         say(f"The plan is saved: strata run {model} --plan {output}")
     stop(ExitCode.OK if plan.feasible else ExitCode.FAILED)
+
+
+def _plan_only(model: OpenModel) -> tuple[str, ...]:
+    """Say that a model can be planned for and not be run, where that is so."""
+    from strata.runtime.models import load_config
+
+    try:
+        load_config(model.file)
+    except (UnsupportedModel, ModelFileError) as error:
+        return (f"Plan only, strata run refuses this model: {error.found}.",)
+    return ()
 
 
 def _emit_llama_cpp(plan: AllocationPlan, model: OpenModel, *, json: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.cli.progress import spinner, steps
-from strata.errors import PlanInfeasible
+from strata.errors import PlanInfeasible, UsageError
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
@@ -77,6 +77,8 @@ def make_or_load_plan(
 
     Raises
     ------
+    UsageError
+        The options ask for something else than the saved plan was made with.
     PlanMismatch
         The saved plan is for another model, device or schema, or the memory it rests on is not there.
     """
@@ -87,7 +89,24 @@ def make_or_load_plan(
     from strata.doctor.plan_io import check_saved, load_plan
 
     plan = load_plan(saved)
+    _refuse_other_options(options, plan, saved)
     return plan, tuple(check_saved(plan, facts, model))
+
+
+def _refuse_other_options(options: PlanOptions, plan: AllocationPlan, saved: Path) -> None:
+    """Refuse options beside a saved plan that ask for something else than it was made with: it cannot follow both."""
+    import msgspec
+
+    usual = msgspec.structs.asdict(type(options)())
+    made_with = msgspec.structs.asdict(plan.options)
+    for name, value in msgspec.structs.asdict(options).items():
+        if value not in (usual[name], made_with[name]):
+            option = "--vram-reserve-mib" if name == "vram_reserve_bytes" else f"--{name.removesuffix('_bytes')}"
+            raise UsageError(
+                f"follow the plan {saved} with another {option.replace('_', '-')}",
+                "a saved plan keeps to the options that it was made with",
+                "Leave the option out, or make a new plan: strata plan MODEL ... -o FILE",
+            )
 
 
 def require_feasible(plan: AllocationPlan) -> None:

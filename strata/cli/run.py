@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         Whatever keeps it from answering; nothing stays allocated.
     """
     from strata.cli.conversation import Conversation
+    from strata.cli.promise import expected
     from strata.cli.session import Session
     from strata.runtime.models import load_config
     from strata.runtime.runlog import RunLog, fingerprint, log_folder
@@ -72,8 +74,16 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         _show_plan(plan, notes, quiet=request.json)
         require_feasible(plan)
         conversation = Conversation(model.file, chat=request.chat, system=request.system)
-        with _load(model, plan, options, log) as engine:
-            session = Session(engine, conversation, sampler, log, seed=seed, max_tokens=request.max_tokens)
+        with _load(model, plan, log) as engine:
+            session = Session(
+                engine,
+                conversation,
+                sampler,
+                log,
+                seed=seed,
+                max_tokens=request.max_tokens,
+                expect=partial(expected, facts, model.facts, engine.plan),
+            )
             if prompt is None:
                 session.chat()
             else:
@@ -125,7 +135,7 @@ def _show_plan(plan: AllocationPlan, notes: tuple[str, ...], *, quiet: bool) -> 
         err().print()
 
 
-def _load(model: OpenModel, plan: AllocationPlan, options: PlanOptions, log: RunLog) -> Engine:
+def _load(model: OpenModel, plan: AllocationPlan, log: RunLog) -> Engine:
     """Load by the plan; when a memory refuses a line, plan once more with what it gave, and say so."""
     try:
         return _load_once(model, plan, log)
@@ -134,7 +144,7 @@ def _load(model: OpenModel, plan: AllocationPlan, options: PlanOptions, log: Run
         say("Planning once more, with no more RAM than was granted.")
         granted = _granted_bytes(plan, refusal)
         log.event("replan", refused=refusal.line, ram_budget_bytes=granted)
-    options = msgspec.structs.replace(options, ram_budget_bytes=granted)
+    options = msgspec.structs.replace(plan.options, ram_budget_bytes=granted)
     plan, _ = make_or_load_plan(model.facts, take_facts(model.file.path), options)
     _show_plan(plan, (), quiet=False)
     require_feasible(plan)

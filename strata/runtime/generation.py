@@ -51,6 +51,7 @@ class GenerationStats(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate: float | None
     hits: int
     misses: int
+    prefill_misses: int  # those of `misses` that came while the prompt was read
     evictions: int
     filled_bytes: dict[Tier, int]  # stored bytes of the experts that were filled into slots, by where they came from
 
@@ -92,7 +93,7 @@ class Generation:
     ) -> None:
         self._engine = engine
         self._counts = engine.expert_counts()
-        self._reused = self._prefilled = self._generated = self._steps = 0
+        self._reused = self._prefilled = self._generated = self._steps = self._prefill_misses = 0
         self._prefill_s = self._decode_s = 0.0
         self._stop: StopReason | None = None
         self._ids = self._run(list(tokens), sampler, max_tokens, stop_ids, progress)
@@ -118,6 +119,7 @@ class Generation:
             hit_rate=experts.hit_rate,
             hits=experts.hits,
             misses=experts.misses,
+            prefill_misses=self._prefill_misses,
             evictions=experts.evictions,
             filled_bytes=dict(experts.filled_bytes),
         )
@@ -164,6 +166,7 @@ class Generation:
         finally:  # an interrupted prompt still says how far it came
             self._prefill_s = time.perf_counter() - start
             self._prefilled = self._engine.position - before
+            self._prefill_misses = (self._engine.expert_counts() - self._counts).misses
 
     def _decode(self, token: int) -> NDArray[np.float32]:
         start = time.perf_counter()
