@@ -23,7 +23,8 @@ def given_up(backend: Backend, request: Request, fixed: tuple[Reservation, ...],
     if where.embedding is not best.embedding:
         usable = next(b.usable_bytes for b in backend.limits.budgets if b.tier is best.embedding)
         table = next(line for line in fixed if line.id == "embedding").bytes
-        why = "experts gain more from it" if usable >= table else f"only {size(usable)} of that may be used"
+        most = f"only {size(usable)}" if usable else "none"
+        why = "experts gain more from it" if usable >= table else f"{most} of that may be used"
         lies, wished = TIER_NAMES[where.embedding], TIER_NAMES[best.embedding]
         sentences.append(f"The embedding ({size(table)}) lies in {lies}, not in {wished}: {why}.")
     if where.slots == total:

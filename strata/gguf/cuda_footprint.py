@@ -18,7 +18,7 @@ def dense_size(model: ModelFacts) -> Size:
     d = model.dense
     return Size(
         d.bytes + d.tensors * ARRAY_ALIGNMENT,
-        f"{d.bytes} as stored + {d.tensors} tensors x {ARRAY_ALIGNMENT}",
+        f"{d.bytes:,} bytes as stored + {d.tensors} tensors x {ARRAY_ALIGNMENT}",
     )
 
 
@@ -28,7 +28,7 @@ def kv_cache_size(model: ModelFacts, context: int, kv: str) -> Size:
     values = groups * (model.key_length + model.value_length) + model.index_values
     nbytes = 2 * values if kv == "f16" else values + 2 * -(-values // KV_GROUP)
     each = "2" if kv == "f16" else f"(1 + 2 / {KV_GROUP})"
-    return Size(context * nbytes, f"{context} tokens x {values} values x {each}")
+    return Size(context * nbytes, f"{context:,} tokens x {values:,} values x {each}")
 
 
 def workspace_size(model: ModelFacts, chunk: int) -> Size:
@@ -48,8 +48,8 @@ def workspace_size(model: ModelFacts, chunk: int) -> Size:
         "router": 4 * model.experts + 24 * top_k,
     }
     fixed = 16 << 20  # partial results of attention and of split products
-    formula = " + ".join(f"{name} {nbytes}" for name, nbytes in terms.items() if nbytes)
-    return Size(fixed + chunk * sum(terms.values()), f"{chunk} tokens x ({formula}) + {fixed}")
+    formula = " + ".join(f"{name} {nbytes:,}" for name, nbytes in terms.items() if nbytes)
+    return Size(fixed + chunk * sum(terms.values()), f"{chunk:,} tokens x ({formula}) + {fixed:,}")
 
 
 def expert_slot_bytes(stored: int) -> int:

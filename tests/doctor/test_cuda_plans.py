@@ -213,9 +213,9 @@ def test_a_small_page_file_makes_room_by_leaving_experts_in_the_file():
 @pytest.mark.parametrize(
     ("pinned", "words"),
     [
-        (PinnedFacts(asked_bytes=GIB, granted_bytes=0, refusal=REFUSED), "only 0 B of that may be used"),
+        (PinnedFacts(asked_bytes=GIB, granted_bytes=0, refusal=REFUSED), "none of that may be used"),
         (PinnedFacts(asked_bytes=GIB, granted_bytes=400 * MIB, refusal=REFUSED), "only 320 MiB of that may be used"),
-        (None, "only 0 B of that may be used"),
+        (None, "none of that may be used"),
     ],
     ids=["nothing granted", "400 MiB granted", "not measured"],
 )
