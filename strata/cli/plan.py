@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from strata.doctor.plan import AllocationPlan, PlanOptions
 
 ENGINES = ("llama.cpp",)
+_EXAMPLE = 'Name a card and RAM: --gpu "RTX 4090" --ram 64GiB'
 
 
 @dataclass(frozen=True)
 class Imagined:
     """A machine that one does not have: its RAM in bytes and its system; its card is what --gpu names."""
 
-    ram_bytes: int
+    ram_bytes: int | None
     wsl2: bool
     windows: bool
 
@@ -50,6 +51,7 @@ def show_plan(
     opened = open_model(model, header_only=True)
     assumed: tuple[str, ...] = ()
     if imagined is None:
+        _refuse_card_alone(options)
         facts = take_facts(opened.file.path, facts_file)
     else:
         facts, assumed = _imagine(imagined, options, facts_file)
@@ -108,16 +110,26 @@ def _emit_llama_cpp(plan: AllocationPlan, model: OpenModel, *, json: bool) -> No
         err().print(*paragraph(title, sentences), sep="\n")
 
 
+def _refuse_card_alone(options: PlanOptions) -> None:
+    """Refuse the name of a card where an index or UUID is meant: a machine that is not here has RAM, too."""
+    from strata.doctor.cards import known_card
+
+    if options.gpu is not None and known_card(options.gpu):
+        raise UsageError(f"plan for GPU {options.gpu} (--gpu)", "a card's name alone is no machine", _EXAMPLE)
+
+
 def _imagine(machine: Imagined, options: PlanOptions, facts_file: Path | None) -> tuple[Facts, tuple[str, ...]]:
     from strata.doctor.cards import find_card
     from strata.doctor.what_if import what_if_facts
 
-    asked = "plan for a machine with --ram"
+    asked = "plan for a machine that is not here"
+    if machine.ram_bytes is None:
+        raise UsageError(asked, "--wsl2 and --windows need its RAM and its card", _EXAMPLE)
     if facts_file is not None:
         raise UsageError(asked, "--facts names another machine", "Leave one of the two out")
     if machine.wsl2 and machine.windows:
         raise UsageError(asked, "it cannot run under --wsl2 and --windows at once", "Leave one of the two out")
     if options.gpu is None:
-        raise UsageError(asked, "it needs a card", 'Name one: --gpu "RTX 4090"')
+        raise UsageError(asked, "it needs a card", _EXAMPLE)
     system = "wsl2" if machine.wsl2 else "windows" if machine.windows else "linux"
     return what_if_facts(find_card(options.gpu), machine.ram_bytes, system=system)

@@ -254,3 +254,8 @@ def test_a_plan_is_said_for_another_engine_on_a_line_of_its_own() -> None:
     refused = strata("plan", MODEL, "--emit", "llama.cpp", "--ram-budget", "100MiB")
     assert_clear(refused, 1, "--ram-budget")
     assert refused.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["--gpu", "RTX 4090"], ["--wsl2"], ["--windows"], ["--ram", "64GiB"]])
+def test_half_a_machine_is_refused_and_not_forgotten(arguments: list[str]) -> None:
+    assert_clear(strata("plan", MODEL, *arguments), 2, "--ram 64GiB", '--gpu "RTX 4090"')
