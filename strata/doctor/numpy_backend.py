@@ -34,7 +34,7 @@ _ATTENTION = 1.5  # what a product of attention costs, in products of weights: i
 # temporaries back to the system each time.
 _READY = {"Q8_0": 3.0e9, "F16": 1.9e9, "Q4_0": 1.8e9, "Q2_K": 1.5e9, "Q4_K": 1.4e9, "Q6_K": 1.3e9, "BF16": 1.15e9}
 _READY |= {"Q3_K": 1.1e9, "Q5_0": 1.05e9, "Q5_1": 1.05e9, "Q5_K": 0.95e9, "IQ4_NL": 0.65e9, "MXFP4": 0.6e9}
-_READY |= {"IQ4_XS": 0.5e9, "Q4_1": 0.75e9, "IQ1_S": 0.5e9, "IQ1_M": 0.45e9, "F32": 4e9}
+_READY |= {"IQ4_XS": 0.5e9, "Q4_1": 1.2e9, "IQ1_S": 0.5e9, "IQ1_M": 0.45e9, "F32": 4e9}
 _READY_OTHERWISE = 0.36e9  # the IQ2 and IQ3 types
 
 
