@@ -163,7 +163,7 @@ def plan(
     """
     from strata.cli.plan import Imagined, show_plan
 
-    imagined = None if ram is None else Imagined(ram, wsl2=wsl2, windows=windows)
+    imagined = Imagined(ram, wsl2=wsl2, windows=windows) if ram is not None or wsl2 or windows else None
     show_plan(
         model,
         options,

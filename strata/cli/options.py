@@ -6,6 +6,7 @@ Annotations are evaluated here (no ``from __future__ import annotations``): type
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strata.cli.completion import complete_model
+from strata.cli.output import fail
 from strata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -117,6 +119,26 @@ def _memory(name: str, metavar: str, help: str, minimum: int | None = None) -> A
     return typer.Option(name, metavar=metavar, help=help, min=minimum, rich_help_panel="Memory")
 
 
+_NOT_YET = {
+    "--kv-resident": ("keep part of the KV cache in VRAM", "attention cannot read a KV cache from two memories yet"),
+    "--spec": ("guess tokens ahead", "Strata has no speculative decoding yet"),
+    "--mtp": ("guess tokens with the model's draft layers", "Strata cannot run draft layers yet"),
+    "--vision": ("read images", "Strata reads text only, so far"),
+}
+
+
+def _not_yet(name: str) -> Any:
+    """Declare an option of the field that does not exist yet: it is refused by name, with or without a value."""
+    asked, found = _NOT_YET[name]
+
+    def refuse(given: bool) -> bool:
+        if given:  # called while the line is parsed, before a value could be taken for something else
+            fail(UsageError(f"{asked} ({name})", found, f"Leave {name} out"), json="--json" in sys.argv)
+        return given
+
+    return typer.Option(name, is_eager=True, callback=refuse, hidden=True)
+
+
 def _choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
     if value is not None and value not in allowed:
         raise UsageError(f"{name} {value}", f"it can be {', '.join(allowed)}", f"Choose one, e.g. {name} {allowed[0]}")
@@ -132,7 +154,9 @@ def plan_options(
             "--max-context", "N", "Tokens of prompt and answer to make room for. \\[default: 4096 or the model's]", 1
         ),
     ] = None,
-    kv: Annotated[str | None, _memory("--kv", "f16|f32", "Type of the KV cache.")] = None,
+    kv: Annotated[
+        str | None, _memory("--kv", "f16|int8|f32", "Type of the KV cache (GPU: f16, int8; CPU: f32, f16).")
+    ] = None,
     vram_budget: Annotated[
         int | None,
         size_option("--vram-budget", "All that may be taken on the device (CPU: the share of RAM that plays it)."),
@@ -140,10 +164,15 @@ def plan_options(
     ram_budget: Annotated[int | None, size_option("--ram-budget", "All that may be taken in RAM.")] = None,
     pinned_budget: Annotated[int | None, size_option("--pinned-budget", "All that may be page-locked.")] = None,
     vram_reserve_mib: Annotated[
-        int | None, _memory("--vram-reserve-mib", "N", "MiB of the device to leave free.", 0)
+        int | None,
+        _memory("--vram-reserve-mib", "N", "MiB of VRAM to leave free. [default: by the facts, 256 to 1280]", 0),
     ] = None,
     expert_cache: Annotated[int | None, _auto("--expert-cache", "Expert slots to keep ready.")] = None,
     prefill: Annotated[int | None, _auto("--prefill", "Tokens of the largest prompt chunk.")] = None,
+    kv_resident: Annotated[bool, _not_yet("--kv-resident")] = False,
+    spec: Annotated[bool, _not_yet("--spec")] = False,
+    mtp: Annotated[bool, _not_yet("--mtp")] = False,
+    vision: Annotated[bool, _not_yet("--vision")] = False,
 ) -> "PlanOptions":
     """Turn the command line's values into the planner's options.
 

@@ -14,7 +14,7 @@ import msgspec
 
 from strata.cli.output import emit_json, err, out, say, stop, unicode_ok
 from strata.cli.preflight import OpenModel, make_or_load_plan, open_model, require_feasible, take_facts, with_notes
-from strata.errors import ExitCode, UsageError
+from strata.errors import ExitCode, ModelFileError, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 ENGINES = ("llama.cpp",)
 _STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+_EXAMPLE = 'Name a card and RAM: --gpu "RTX 4090" --ram 64GiB'
 
 
 @dataclass(frozen=True)
 class Imagined:
     """A machine that one does not have: its RAM in bytes and its system; its card is what --gpu names."""
 
-    ram_bytes: int
+    ram_bytes: int | None
     wsl2: bool
     windows: bool
 
@@ -66,12 +67,14 @@ def show_plan(
         machine = simulation.simulate(simulate, opened.facts, options, shrink=shrink)
         facts, options, assumed = machine.facts, machine.options, machine.notes
     elif imagined is None:
+        _refuse_card_alone(options)
         facts = take_facts(opened.file.path, facts_file, gpu=options.gpu)
     else:
         facts, assumed = _imagine(imagined, options, facts_file)
         options = msgspec.structs.replace(options, gpu=None, device="cuda")
     plan, _ = make_or_load_plan(opened.facts, facts, options)
-    plan = with_notes(plan, assumed)
+    only = _plan_only(opened)
+    plan = with_notes(plan, only + assumed)
     if output is not None:
         from strata.doctor.plan_io import save_plan
 
@@ -82,11 +85,22 @@ def show_plan(
     elif json:
         emit_json(plan)
     else:
-        out().print(plan_table(plan, unicode=unicode_ok(sys.stdout)))
+        out().print(plan_table(plan, unicode=unicode_ok(sys.stdout), under=only))
     if output is not None:
         on = f" --simulate {simulate}" if simulate else ""
         say(f"The plan is saved: strata run {model} --plan {output}{on}")
     stop(ExitCode.OK if plan.feasible else ExitCode.FAILED)
+
+
+def _plan_only(model: OpenModel) -> tuple[str, ...]:
+    """Say that a model can be planned for and not be run, where that is so."""
+    from strata.runtime.models import load_config
+
+    try:
+        load_config(model.file)
+    except (UnsupportedModel, ModelFileError) as error:
+        return (f"Plan only, strata run refuses this model: {error.found}.",)
+    return ()
 
 
 def _emit_llama_cpp(plan: AllocationPlan, model: OpenModel, *, json: bool) -> None:
@@ -113,16 +127,26 @@ def _emit_llama_cpp(plan: AllocationPlan, model: OpenModel, *, json: bool) -> No
         err().print(*paragraph(title, sentences), sep="\n")
 
 
+def _refuse_card_alone(options: PlanOptions) -> None:
+    """Refuse the name of a card where an index or UUID is meant: a machine that is not here has RAM, too."""
+    from strata.doctor.cards import known_card
+
+    if options.gpu is not None and known_card(options.gpu):
+        raise UsageError(f"plan for GPU {options.gpu} (--gpu)", "a card's name alone is no machine", _EXAMPLE)
+
+
 def _imagine(machine: Imagined, options: PlanOptions, facts_file: Path | None) -> tuple[Facts, tuple[str, ...]]:
     from strata.doctor.cards import find_card
     from strata.doctor.what_if import what_if_facts
 
-    asked = "plan for a machine with --ram"
+    asked = "plan for a machine that is not here"
+    if machine.ram_bytes is None:
+        raise UsageError(asked, "--wsl2 and --windows need its RAM and its card", _EXAMPLE)
     if facts_file is not None:
         raise UsageError(asked, "--facts names another machine", "Leave one of the two out")
     if machine.wsl2 and machine.windows:
         raise UsageError(asked, "it cannot run under --wsl2 and --windows at once", "Leave one of the two out")
     if options.gpu is None:
-        raise UsageError(asked, "it needs a card", 'Name one: --gpu "RTX 4090"')
+        raise UsageError(asked, "it needs a card", _EXAMPLE)
     system = "wsl2" if machine.wsl2 else "windows" if machine.windows else "linux"
     return what_if_facts(find_card(options.gpu), machine.ram_bytes, system=system)

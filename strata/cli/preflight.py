@@ -87,6 +87,8 @@ def make_or_load_plan(
 
     Raises
     ------
+    UsageError
+        The options ask for something else than the saved plan was made with.
     PlanMismatch
         The saved plan is for another model, device or schema, or the memory it rests on is not there.
     """
@@ -97,31 +99,8 @@ def make_or_load_plan(
     from strata.doctor.plan_io import check_saved, load_plan
 
     plan = load_plan(saved)
+    _refuse_other_options(options, plan, saved)
     return plan, tuple(check_saved(plan, facts, model))
-
-
-def require_no_options(options: PlanOptions) -> None:
-    """Refuse options of the planner beside a saved plan, which holds its own.
-
-    Raises
-    ------
-    UsageError
-        Naming the first such option.
-    """
-    import msgspec
-
-    from strata.doctor.plan import PlanOptions
-
-    given, unsaid = msgspec.structs.asdict(options), msgspec.structs.asdict(PlanOptions())
-    for name, value in given.items():
-        if value != unsaid[name]:
-            option = "--vram-reserve-mib" if name == "vram_reserve_bytes" else f"--{name}".removesuffix("_bytes")
-            option = option.replace("_", "-")
-            raise UsageError(
-                f"follow a saved plan (--plan) with {option}",
-                f"the plan was made with its own {option}",
-                f"Leave {option} out, or make a new plan: strata plan MODEL {option} ... -o FILE",
-            )
 
 
 def with_notes(plan: AllocationPlan, notes: tuple[str, ...]) -> AllocationPlan:
@@ -129,6 +108,22 @@ def with_notes(plan: AllocationPlan, notes: tuple[str, ...]) -> AllocationPlan:
     import msgspec
 
     return msgspec.structs.replace(plan, notes=notes + plan.notes)
+
+
+def _refuse_other_options(options: PlanOptions, plan: AllocationPlan, saved: Path) -> None:
+    """Refuse options beside a saved plan that ask for something else than it was made with: it cannot follow both."""
+    import msgspec
+
+    usual = msgspec.structs.asdict(type(options)())
+    made_with = msgspec.structs.asdict(plan.options)
+    for name, value in msgspec.structs.asdict(options).items():
+        if value not in (usual[name], made_with[name]):
+            option = "--vram-reserve-mib" if name == "vram_reserve_bytes" else f"--{name.removesuffix('_bytes')}"
+            raise UsageError(
+                f"follow the plan {saved} with another {option.replace('_', '-')}",
+                "a saved plan keeps to the options that it was made with",
+                "Leave the option out, or make a new plan: strata plan MODEL ... -o FILE",
+            )
 
 
 def require_feasible(plan: AllocationPlan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from strata.cli.preflight import (
     OpenModel,
     open_model,
     require_feasible,
-    require_no_options,
     take_facts,
     with_notes,
 )
@@ -55,6 +55,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         Whatever keeps it from answering; nothing stays allocated.
     """
     from strata.cli.conversation import Conversation
+    from strata.cli.promise import expected
     from strata.cli.session import Session
     from strata.cli.simulated_run import load_simulated, simulated_log_folder, simulated_machine
     from strata.runtime.models import load_config
@@ -69,8 +70,6 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         )
     )
     check_prompt(request.prompt, request.system, json=request.json)
-    if request.plan_file is not None:
-        require_no_options(options)
     model = open_model(request.model)
     logs = log_folder() if request.simulate is None else simulated_log_folder()
     with model.file, RunLog(logs, warn=warn) as log:
@@ -106,7 +105,15 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         else:
             loaded = load(model, plan, options, log, quiet=request.json)
         with loaded as engine:
-            session = Session(engine, conversation, sampler, log, seed=seed, max_tokens=request.max_tokens)
+            session = Session(
+                engine,
+                conversation,
+                sampler,
+                log,
+                seed=seed,
+                max_tokens=request.max_tokens,
+                expect=partial(expected, facts, model.facts, engine.plan),
+            )
             if tokens is None:
                 session.chat()
             else:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from strata.cli.conversation import Conversation
 from strata.cli.output import emit_json, err, say, stop
 from strata.cli.progress import steps
+from strata.cli.promise import memory_rows, memory_table, range_text, speed_document
 from strata.doctor.plan import Tier
+from strata.doctor.speed import Range
 from strata.doctor.units import GIB, size
 from strata.errors import ExitCode, UsageError
 from strata.runtime.answer import Content, Part, Reasoning, ToolCall
@@ -48,6 +51,8 @@ class Session:
         The sampler's, to be named where it was drawn.
     max_tokens : int, optional
         Most tokens of an answer; None is as many as the context holds.
+    expect : callable
+        Returns the expected speeds of what the figures tell of: decoding, then reading the prompt, in tokens/s.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Session:
         *,
         seed: int,
         max_tokens: int | None,
+        expect: Callable[[GenerationStats], tuple[Range, Range]],
     ) -> None:
         self._engine = engine
         self._conversation = conversation
@@ -66,9 +72,13 @@ class Session:
         self._log = log
         self._seed = seed
         self._max_tokens = max_tokens
+        self._expect = expect
+        self._loaded = memory_rows(engine.plan, engine.memory_report())
 
     def answer_once(self, tokens: list[int], *, json: bool) -> None:
         """Continue what was asked and end the program: 0, or 130 when Ctrl-C stopped it."""
+        if not json:
+            self._say_loaded()
         answer = self._answer(tokens, stream=not json)
         if json:
             document = {
@@ -78,7 +88,9 @@ class Session:
                 "tool_calls": [{"name": call.name, "arguments": call.arguments} for call in answer.tool_calls],
                 "seed": self._seed,
                 "stats": answer.stats,
+                "speed": speed_document(answer.stats, self._expect(answer.stats)),
                 "memory": self._engine.memory_report(),
+                "after_loading": self._loaded,
                 "plan": self._engine.plan,
                 "log": str(self._log.path) if self._log.path else None,
             }
@@ -90,6 +102,7 @@ class Session:
 
     def chat(self) -> None:
         """Answer until Ctrl-D or /exit; Ctrl-C stops an answer, and at the prompt the program."""
+        self._say_loaded()
         say("Chat: Ctrl-C stops an answer, /clear forgets the conversation, /exit or Ctrl-D leaves.")
         while (prompt := _read_line()) is not None:
             match prompt.strip():
@@ -145,17 +158,22 @@ class Session:
         self._log.event("generation", stats=answer.stats, memory=self._engine.memory_report())
         return answer
 
+    def _say_loaded(self) -> None:
+        err().print(memory_table(self._loaded), style="dim")
+        err().print()
+
     def _say_figures(self, stats: GenerationStats) -> None:
+        decode, prefill = self._expect(stats)
         figures = [
-            f"prompt {_rate(stats.prefill_tokens, stats.prefill_tokens_per_s)}",
-            f"answer {_rate(stats.generated_tokens, stats.decode_tokens_per_s)}",
+            f"prompt {_rate(stats.prefill_tokens, stats.prefill_tokens_per_s, prefill)}",
+            f"answer {_rate(stats.generated_tokens, stats.decode_tokens_per_s, decode)}",
         ]
         if stats.hit_rate is not None:
             filled = sum(stats.filled_bytes.values())
             figures.append(f"experts {stats.hit_rate:.1%} hits, {stats.misses:,} misses ({size(filled)} read)")
         if stats.stop in _ENDINGS:
             figures.append(_ENDINGS[stats.stop])
-        _dim("\n" + " | ".join(figures))
+        _dim("\n" + "\n".join(figures))
 
     def _say_memory(self) -> None:
         report = self._engine.memory_report()
@@ -221,8 +239,8 @@ def _read_line() -> str | None:
         raise
 
 
-def _rate(tokens: int, per_s: float | None) -> str:
-    return f"{tokens:,} tokens" + (f" at {per_s:,.1f}/s" if per_s else "")
+def _rate(tokens: int, per_s: float | None, speeds: Range) -> str:
+    return f"{tokens:,} tokens" + (f" at {per_s:,.1f}/s ({range_text(speeds)})" if per_s else "")
 
 
 def _dim(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import platform
 import zipfile
 from collections.abc import Mapping, Sequence

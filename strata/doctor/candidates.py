@@ -17,7 +17,7 @@ from strata.doctor.budgets import Bound, Limits, room
 from strata.doctor.experts import ExpertSizes
 from strata.doctor.plan import DeviceRef, Reservation, SlotClass, Tier
 from strata.doctor.request import Request
-from strata.doctor.speed import Placement, Speeds, Traffic
+from strata.doctor.speed import PROMPT, Placement, Speeds, Traffic
 
 STEPS = 8  # parts of all experts, in which those kept as stored are counted
 
@@ -61,8 +61,8 @@ class Backend(Protocol):
     def slot_classes(self, slots: int) -> tuple[SlotClass, ...]:
         """Return how `slots` are shared out among the sizes of experts."""
 
-    def traffic(self, request: Request) -> Traffic:
-        """Return what the forward pass touches."""
+    def traffic(self, request: Request, prompt: int = PROMPT) -> Traffic:
+        """Return what the forward pass touches: reading a prompt of `prompt` tokens, and answering after it."""
 
 
 @dataclass(frozen=True, slots=True)

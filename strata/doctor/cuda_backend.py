@@ -158,10 +158,10 @@ class CudaBackend:
             )
         )
 
-    def traffic(self, request: Request) -> Traffic:
+    def traffic(self, request: Request, prompt: int = PROMPT) -> Traffic:
         """See `candidates.Backend`."""
         m, e = self._model, self.experts
-        prompt = min(PROMPT, request.context)
+        prompt = min(prompt, request.context)
         stored = e.stored_bytes // max(e.total, 1)
         expert_weights = max((c.elements for c in e.classes), default=0)
         return Traffic(

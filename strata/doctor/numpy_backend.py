@@ -24,11 +24,18 @@ _CONTEXT_BASE = 64 * MIB
 _CONTEXT_PER_THREAD = 34 * MIB
 _CONTEXT_PER_TOKEN = 1024
 
-# Where facts hold no measurement. Ready floats per second: gguf.quants on one core, between IQ3_S (0.09 GB/s) and
-# Q8_0 (1.1 GB/s).
-_READY_BYTES_PER_S = 0.25e9
-_WEIGHTS_PER_CORE_S = 10e9
-_LAYER_S = 200e-6
+# Measured on two cores of an AMD EPYC with nothing else running, and held to at 55 to 110 %: decoding came to 78 % at
+# two widths, prompts of 512 to 4,000 tokens to 76 to 94 %. See docs/plan.md.
+_EFFICIENCY = 0.55
+_WEIGHTS_PER_CORE_S = 45e9
+_LAYER_S = 227e-6  # the interpreter's part of a step
+_ATTENTION = 1.5  # what a product of attention costs, in products of weights: it works in small blocks
+# Ready bytes made of stored blocks per second, on one core. Q4_1 gave 0.4 to 1.5 GB/s: glibc may or may not give its
+# temporaries back to the system each time.
+_READY = {"Q8_0": 3.0e9, "F16": 1.9e9, "Q4_0": 1.8e9, "Q2_K": 1.5e9, "Q4_K": 1.4e9, "Q6_K": 1.3e9, "BF16": 1.15e9}
+_READY |= {"Q3_K": 1.1e9, "Q5_0": 1.05e9, "Q5_1": 1.05e9, "Q5_K": 0.95e9, "IQ4_NL": 0.65e9, "MXFP4": 0.6e9}
+_READY |= {"IQ4_XS": 0.5e9, "Q4_1": 1.2e9, "IQ1_S": 0.5e9, "IQ1_M": 0.45e9, "F32": 4e9}
+_READY_OTHERWISE = 0.36e9  # the IQ2 and IQ3 types
 
 
 class NumpyBackend:
@@ -62,7 +69,7 @@ class NumpyBackend:
     @cached_property
     def speeds(self) -> Speeds:
         """See `candidates.Backend`. Nobody asks while only looking for what fits."""
-        return _speeds(self._facts)
+        return _speeds(self._facts, self._model, self.threads)
 
     def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """See `candidates.Backend`."""
@@ -129,12 +136,14 @@ class NumpyBackend:
         layers = tuple(sorted(layer for c in self.experts.classes for layer in c.layers))
         return (SlotClass(line="expert_slots", layers=layers, slots=slots, slot_bytes=self._slot_bytes),)
 
-    def traffic(self, request: Request) -> Traffic:
+    def traffic(self, request: Request, prompt: int = PROMPT) -> Traffic:
         """See `candidates.Backend`."""
         m, e = self._model, self.experts
-        prompt = min(PROMPT, request.context)
+        prompt = min(prompt, request.context)
         expert_weights = max((c.elements for c in e.classes), default=0)
-        per_token = m.dense.elements + m.head.elements + e.layers * m.top_k * expert_weights
+        attention = m.heads * (m.key_length + m.value_length) * sum(groups > 0 for groups in m.kv_heads)
+        seen = prompt / 2  # tokens that one looks back on
+        per_token = m.dense.elements + e.layers * m.top_k * expert_weights + round(_ATTENTION * seen * attention)
         return Traffic(
             dense_bytes=4 * m.dense.elements,
             head_bytes=4 * m.head.elements,
@@ -151,21 +160,21 @@ class NumpyBackend:
         )
 
 
-def _speeds(facts: Facts) -> Speeds:
+def _speeds(facts: Facts, model: ModelFacts, threads: int) -> Speeds:
     """Take measured bandwidths from the facts, and say which were assumed."""
     ram, ram_basis = ram_speed(facts)
     file, file_basis = file_speed(facts)
-    host = facts.host.value or HostFacts()
-    cores = host.cpu_physical or 1
+    types = [kind for c in model.expert_classes for kind in c.types for _ in c.layers]
+    slowness = sum(1 / _READY.get(kind, _READY_OTHERWISE) for kind in types) / max(len(types), 1)
     return Speeds(
         vram=ram,
         pinned=ram,
         pageable=ram / 2,  # it is copied to the staging ring first
         file=file,
         unstaged=ram,
-        ready=_READY_BYTES_PER_S,
-        weights=_WEIGHTS_PER_CORE_S * cores,
+        ready=1 / slowness if types else float("inf"),
+        weights=_WEIGHTS_PER_CORE_S * threads,
         layer_s=_LAYER_S,
-        efficiency=0.5,
+        efficiency=_EFFICIENCY,
         basis=(ram_basis, file_basis),
     )

@@ -18,7 +18,7 @@ _WHERE = {Tier.VRAM: "VRAM", Tier.PINNED: "locked", Tier.PAGEABLE: "RAM", Tier.F
 _BAR_WIDTH = 60
 
 
-def plan_table(plan: AllocationPlan, *, unicode: bool = True) -> RenderableType:
+def plan_table(plan: AllocationPlan, *, unicode: bool = True, under: tuple[str, ...] = ()) -> RenderableType:
     """Lay out a plan; nothing is printed.
 
     Parameters
@@ -26,16 +26,19 @@ def plan_table(plan: AllocationPlan, *, unicode: bool = True) -> RenderableType:
     plan : AllocationPlan
     unicode : bool
         False draws rules and bars in ASCII.
+    under : tuple of str
+        Sentences to put under the verdict; where the plan's notes have them, they are not said twice.
 
     Returns
     -------
     rich renderable
         Reads well from 80 columns, without colour as well.
     """
-    parts: list[RenderableType] = [verdict(plan), Text(), _ledger(plan, unicode), Text()]
+    notes = tuple(note for note in plan.notes if note not in under)
+    parts: list[RenderableType] = [verdict(plan), *map(Text, under), Text(), _ledger(plan, unicode), Text()]
     parts += [_bar(*memory, unicode) for memory in _memories(plan)]
     parts += _speed(plan)
-    parts += paragraph("Given up", plan.fallbacks) + _changes(plan) + paragraph("Notes", plan.notes)
+    parts += paragraph("Given up", plan.fallbacks) + _changes(plan) + paragraph("Notes", notes)
     return Group(*parts)
 
 

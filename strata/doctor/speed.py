@@ -12,6 +12,8 @@ from math import ceil
 
 from strata.doctor.plan import ExpectedSpeed, Tier
 
+Range = tuple[float, float]
+
 PROMPT = 4096  # tokens of the reference turn, or what the context holds
 ANSWER = 512
 
@@ -98,11 +100,14 @@ def decode_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> fl
     return _decode_seconds(traffic, speeds, placement, _miss_seconds(traffic, speeds, placement))
 
 
-def _decode_seconds(traffic: Traffic, speeds: Speeds, placement: Placement, miss_s: float) -> float:
+def _decode_seconds(
+    traffic: Traffic, speeds: Speeds, placement: Placement, miss_s: float, misses: float | None = None
+) -> float:
     seconds = _fixed_seconds(traffic, speeds, placement, tokens=1) + traffic.kv_bytes / speeds.vram
     if traffic.experts:
         requests = traffic.expert_layers * traffic.top_k
-        misses = requests * (1.0 - hit_rate(placement.slots / traffic.experts))
+        if misses is None:
+            misses = requests * (1.0 - hit_rate(placement.slots / traffic.experts))
         seconds += requests * traffic.ready_bytes / speeds.vram + misses * miss_s
     return seconds
 
@@ -112,15 +117,19 @@ def prefill_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> f
     return _prefill_seconds(traffic, speeds, placement, _miss_seconds(traffic, speeds, placement))
 
 
-def _prefill_seconds(traffic: Traffic, speeds: Speeds, placement: Placement, miss_s: float) -> float:
+def _prefill_seconds(
+    traffic: Traffic, speeds: Speeds, placement: Placement, miss_s: float, misses: float | None = None
+) -> float:
     tokens = traffic.prompt
     chunk = min(placement.chunk, tokens)
+    chunks = ceil(tokens / chunk)
     per_chunk = _fixed_seconds(traffic, speeds, placement, tokens=chunk)
     if traffic.experts:
         distinct = traffic.experts * (1.0 - (1.0 - traffic.top_k / traffic.experts_per_layer) ** chunk)
-        misses = distinct * (1.0 - placement.slots / traffic.experts)
-        per_chunk += distinct * traffic.ready_bytes / speeds.vram + misses * miss_s
-    return ceil(tokens / chunk) * per_chunk + tokens * traffic.weights_per_token / speeds.weights
+        if misses is None:
+            misses = chunks * distinct * (1.0 - placement.slots / traffic.experts)
+        per_chunk += distinct * traffic.ready_bytes / speeds.vram + misses / chunks * miss_s
+    return chunks * per_chunk + tokens * traffic.weights_per_token / speeds.weights
 
 
 def turn_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> float:
@@ -155,6 +164,27 @@ def expected_speed(traffic: Traffic, speeds: Speeds, placement: Placement) -> Ex
         bytes_per_token={tier: nbytes for tier, nbytes in read.items() if nbytes},
         basis=basis,
     )
+
+
+def speed_of_turn(
+    traffic: Traffic, speeds: Speeds, placement: Placement, *, prefill_misses: int, misses_per_token: float
+) -> tuple[Range, Range]:
+    """Return the expected ranges of decoding and of reading the prompt, in tokens/s, for a turn whose misses are known.
+
+    Parameters
+    ----------
+    traffic : Traffic
+        Of a prompt as long as that of the turn.
+    prefill_misses : int
+        Experts that had no slot while the prompt was read.
+    misses_per_token : float
+        The same for one token of the answer.
+    """
+    miss_s = _miss_seconds(traffic, speeds, placement)
+    decode = 1.0 / _decode_seconds(traffic, speeds, placement, miss_s, misses_per_token)
+    prefill = traffic.prompt / _prefill_seconds(traffic, speeds, placement, miss_s, prefill_misses)
+    low, high = speeds.efficiency, 2.0 * speeds.efficiency
+    return (decode * low, decode * high), (prefill * low, prefill * high)
 
 
 def _fixed_seconds(traffic: Traffic, speeds: Speeds, placement: Placement, tokens: int) -> float:

@@ -27,7 +27,7 @@ def dense_size(model: ModelFacts) -> Size:
     d = model.dense
     return Size(
         d.bytes + d.tensors * ARRAY_ALIGNMENT,
-        f"{d.bytes} as stored + {d.tensors} tensors x {ARRAY_ALIGNMENT}",
+        f"{d.bytes:,} bytes as stored + {d.tensors} tensors x {ARRAY_ALIGNMENT}",
     )
 
 
@@ -38,9 +38,9 @@ def kv_cache_size(model: ModelFacts, context: int, kv: str) -> Size:
     if kv == "int8":
         return Size(
             context * (values + 2 * -(-values // KV_GROUP)),
-            f"{context} tokens x {values} values x (1 + 2 / {KV_GROUP})",
+            f"{context:,} tokens x {values:,} values x (1 + 2 / {KV_GROUP})",
         )
-    return Size(context * values * ITEM_BYTES[kv], f"{context} tokens x {values} values x {ITEM_BYTES[kv]}")
+    return Size(context * values * ITEM_BYTES[kv], f"{context:,} tokens x {values:,} values x {ITEM_BYTES[kv]}")
 
 
 def workspace(model: ModelFacts, chunk: int) -> tuple[BufferSpec, ...]:
@@ -125,8 +125,8 @@ def _sum(specs: Sequence[BufferSpec], what: str) -> Size:
     parts = {spec.name: spec.nbytes for spec in specs}
     largest = sorted(parts, key=lambda name: -parts[name])[:4]
     rest = sum(parts.values()) - sum(parts[name] for name in largest)
-    terms = [f"{name.removeprefix('ops.')} {parts[name]}" for name in largest]
-    return Size(sum(parts.values()), f"{what}: {' + '.join(terms)} + others {rest}")
+    terms = [f"{name.removeprefix('ops.')} {parts[name]:,}" for name in largest]
+    return Size(sum(parts.values()), f"{what}: {' + '.join(terms)} + others {rest:,}")
 
 
 def expert_slot_bytes(stored: int) -> int:

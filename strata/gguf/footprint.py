@@ -44,7 +44,7 @@ class BufferSpec:
     @property
     def formula(self) -> str:
         """The product that gives `nbytes`."""
-        return " x ".join(map(str, (*self.shape, ITEM_BYTES[self.dtype])))
+        return " x ".join(f"{number:,}" for number in (*self.shape, ITEM_BYTES[self.dtype]))
 
 
 def workspace(model: ModelFacts, chunk: int, kv: str, threads: int) -> tuple[BufferSpec, ...]:
@@ -109,8 +109,8 @@ def workspace_size(model: ModelFacts, chunk: int, kv: str, threads: int) -> Size
     parts = {spec.name: spec.nbytes for spec in workspace(model, chunk, kv, threads)}
     largest = sorted(parts, key=lambda name: -parts[name])[:4]
     rest = sum(parts.values()) - sum(parts[name] for name in largest)
-    terms = [f"{name.removeprefix('ops.')} {parts[name]}" for name in largest]
-    return Size(sum(parts.values()), f"{chunk} tokens, {threads} threads: {' + '.join(terms)} + others {rest}")
+    terms = [f"{name.removeprefix('ops.')} {parts[name]:,}" for name in largest]
+    return Size(sum(parts.values()), f"{chunk:,} tokens, {threads} threads: {' + '.join(terms)} + others {rest:,}")
 
 
 def temporaries_size(model: ModelFacts, chunk: int) -> Size:
@@ -120,7 +120,9 @@ def temporaries_size(model: ModelFacts, chunk: int) -> Size:
     """
     per_token = 4 * model.embedding + 16 * model.experts
     nbytes = chunk * per_token + (1 << 20) + DEQUANTISE_TEMPORARY_BYTES
-    return Size(nbytes, f"{chunk} tokens x {per_token} + {1 << 20} + dequantisation {DEQUANTISE_TEMPORARY_BYTES}")
+    return Size(
+        nbytes, f"{chunk:,} tokens x {per_token:,} + {1 << 20:,} + dequantisation {DEQUANTISE_TEMPORARY_BYTES:,}"
+    )
 
 
 def logits(model: ModelFacts, rows: int = 1) -> BufferSpec:
@@ -145,23 +147,23 @@ def kv_cache_size(model: ModelFacts, context: int, kv: str) -> Size:
     """Bytes of the KV cache of one sequence of `context` tokens."""
     groups, item = sum(model.kv_heads), ITEM_BYTES[kv]
     formula = (
-        f"{context} tokens x {groups} KV heads of all layers x ({model.key_length} + {model.value_length}) x {item}"
+        f"{context:,} tokens x {groups} KV heads of all layers x ({model.key_length} + {model.value_length}) x {item}"
     )
     return Size(context * groups * (model.key_length + model.value_length) * item, formula)
 
 
 def dense_size(model: ModelFacts) -> Size:
     """Bytes of all dense weights but embedding and head, as float32."""
-    return Size(4 * model.dense.elements, f"{model.dense.elements} weights x 4")
+    return Size(4 * model.dense.elements, f"{model.dense.elements:,} weights x 4")
 
 
 def head_size(model: ModelFacts) -> Size:
     """Bytes of the head as float32; a tied head is a float32 copy of the embedding."""
-    return Size(4 * model.head.elements, f"{model.head.elements} weights x 4")
+    return Size(4 * model.head.elements, f"{model.head.elements:,} weights x 4")
 
 
 def expert_slot_size(model: ModelFacts) -> Size:
     """Bytes of a slot that holds one ready float32 expert: gate and up, then down, each on a cache line."""
     matrix = model.embedding * model.expert_width
     gate_up, down = (-(-4 * count // SLOT_ALIGNMENT) * SLOT_ALIGNMENT for count in (2 * matrix, matrix))
-    return Size(gate_up + down, f"3 x {model.embedding} x {model.expert_width} x 4, to {SLOT_ALIGNMENT}")
+    return Size(gate_up + down, f"3 x {model.embedding:,} x {model.expert_width:,} x 4, to {SLOT_ALIGNMENT}")

@@ -53,6 +53,7 @@ class GenerationStats(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate: float | None
     hits: int
     misses: int
+    prefill_misses: int  # those of `misses` that came while the prompt was read
     evictions: int
     filled_bytes: dict[Tier, int]  # stored bytes of the experts that were filled into slots, by where they came from
 
@@ -94,7 +95,7 @@ class Generation:
     ) -> None:
         self._engine = engine
         self._counts = engine.expert_counts()
-        self._reused = self._prefilled = self._generated = self._steps = 0
+        self._reused = self._prefilled = self._generated = self._steps = self._prefill_misses = 0
         self._prefill_s = self._decode_s = 0.0
         self._stop: StopReason | None = None
         self._ids = self._run(list(tokens), sampler, max_tokens, stop_ids, progress)
@@ -120,6 +121,7 @@ class Generation:
             hit_rate=experts.hit_rate,
             hits=experts.hits,
             misses=experts.misses,
+            prefill_misses=self._prefill_misses,
             evictions=experts.evictions,
             filled_bytes=dict(experts.filled_bytes),
         )
@@ -168,6 +170,7 @@ class Generation:
         finally:  # an interrupted prompt still says how far it came
             self._prefill_s = time.perf_counter() - start
             self._prefilled = self._engine.position - before
+            self._prefill_misses = (self._engine.expert_counts() - self._counts).misses
 
     def _following(self, token: int, sampler: Sampler, chain: Chain | None, wanted: int) -> int:
         """Run `token` and choose the next one: where it was computed, or here from its logits."""

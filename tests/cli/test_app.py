@@ -34,6 +34,8 @@ def test_run_answers_on_stdout_and_says_the_rest_on_stderr() -> None:
     assert "fits" in result.stderr
     assert "expert_slots" in result.stderr
     assert "planned" in result.stderr
+    assert "difference" in result.stderr
+    assert "(expected " in result.stderr
     again = strata("run", MODEL, "--no-chat", "--max-tokens", "5", "--temp", "0", stdin="Hello")
     assert again.stdout == result.stdout  # stdin is a prompt like -p
 
@@ -45,6 +47,13 @@ def test_run_json_is_one_document(tmp_path: Path) -> None:
     assert document["stats"]["generated_tokens"] == 4
     assert document["stats"]["stop"] == "length"
     assert document["memory"]["peak_bytes"] <= document["memory"]["planned_bytes"]
+    for row in document["after_loading"]:
+        assert 0 <= row["difference_bytes"] == row["planned_bytes"] - row["taken_bytes"]
+    assert [row["memory"] for row in document["after_loading"]][-1] == "whole process"
+    for speed in document["speed"].values():
+        slow, fast = speed["expected"]
+        assert 0 < slow < fast <= 2.000001 * slow
+        assert speed["measured"] > 0
     assert document["plan"]["feasible"] is True
     assert Path(document["log"]).is_file()
     assert json.loads(strata(*arguments).stdout)["text"] == document["text"]  # same seed, same answer
@@ -245,12 +254,6 @@ def test_a_plan_on_stdout_is_the_one_document(tmp_path: Path) -> None:
     assert not Path("-").exists()
 
 
-def test_a_saved_plan_holds_its_own_options() -> None:
-    for option in (["--max-context", "64"], ["--ram-budget", "1GiB"], ["--vram-reserve-mib", "5"], ["--kv", "f16"]):
-        result = strata("run", MODEL, "-p", "x", "--plan", "whatever.json", *option)
-        assert_clear(result, 2, option[0], "--plan")
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="holds a pipe open")
 def test_a_failed_preflight_does_not_wait_for_stdin() -> None:
     reading, writing = os.pipe()
@@ -276,3 +279,49 @@ def test_a_long_prompt_is_refused_before_loading(words: int, context: int, said:
     logged = [json.loads(line)["event"] for line in next((tmp_path / "logs").iterdir()).read_text().splitlines()]
     assert "plan" not in logged  # which the engine writes before it allocates anything
     assert "allocation" not in logged
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+@pytest.mark.parametrize("option", ["--kv-resident", "--spec", "--mtp", "--vision"])
+@pytest.mark.parametrize("value", [(), ("2",)])
+def test_what_does_not_exist_yet_is_refused_by_name(command: str, option: str, value: tuple[str, ...]) -> None:
+    assert_clear(strata(command, option, *value, MODEL), 2, f"({option})", "yet" if option != "--vision" else "text")
+    assert json.loads(strata(command, MODEL, option, *value, "--json").stdout)["error"]["remedy"]
+
+
+def test_an_architecture_that_cannot_run_is_planned_only_and_said_so() -> None:
+    header = str(GOLDEN.parent / "headers" / "gpt-oss.gguf")
+    shown = strata("plan", header)
+    assert shown.returncode == 0
+    assert "Plan only, strata run refuses this model: architecture 'gpt-oss'" in " ".join(shown.stdout.split())
+    assert "Plan only" in json.loads(strata("plan", header, "--json").stdout)["notes"][0]
+    assert "Plan only" not in strata("plan", MODEL).stdout
+
+
+def test_a_saved_plan_goes_with_no_other_options(tmp_path: Path) -> None:
+    saved = str(tmp_path / "plan.json")
+    assert strata("plan", MODEL, "--max-context", "128", "-o", saved).returncode == 0
+    other = strata("run", MODEL, "--plan", saved, "--max-context", "256", "-p", "Hi", "--no-chat")
+    assert_clear(other, 2, "--max-context", "Leave the option out")
+    same = strata("run", MODEL, "--plan", saved, "--max-context", "128", "-p", "Hi", "--no-chat", "--max-tokens", "2")
+    assert same.returncode == 0, same.stderr
+
+
+def test_a_plan_is_said_for_another_engine_on_a_line_of_its_own() -> None:
+    result = strata("plan", MODEL, "--emit", "llama.cpp", "--kv", "f16")
+    (line,) = result.stdout.splitlines()
+    assert line.startswith(f"llama-server -m {MODEL} ")
+    assert "-ctk f16" in line
+    assert "What the flags cannot say" in result.stderr
+    document = json.loads(strata("plan", MODEL, "--emit", "llama.cpp", "--kv", "f16", "--json").stdout)
+    assert document["command"] == line
+    assert document["plan"]["feasible"]
+    assert_clear(strata("plan", MODEL, "--emit", "vllm"), 2, "llama.cpp")
+    refused = strata("plan", MODEL, "--emit", "llama.cpp", "--ram-budget", "100MiB")
+    assert_clear(refused, 1, "--ram-budget")
+    assert refused.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["--gpu", "RTX 4090"], ["--wsl2"], ["--windows"], ["--ram", "64GiB"]])
+def test_half_a_machine_is_refused_and_not_forgotten(arguments: list[str]) -> None:
+    assert_clear(strata("plan", MODEL, *arguments), 2, "--ram 64GiB", '--gpu "RTX 4090"')

@@ -17,6 +17,7 @@ from strata.doctor.facts import (
 from tests.doctor.shapes import GIB, MIB
 
 REFUSED = ProbeError(message="out of memory", code=2, name="cudaErrorMemoryAllocation", call="cudaHostAlloc(64 MiB)")
+PINNED_45_GIB = PinnedFacts(asked_bytes=48 * GIB, granted_bytes=45 * GIB, ballast_bytes=0, refusal=REFUSED)
 
 
 def gpu_machine(

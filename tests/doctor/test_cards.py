@@ -1,5 +1,7 @@
 """Cards by the names that people and drivers use, and machines imagined from them."""
 
+from pathlib import Path
+
 import pytest
 
 from strata.doctor.cards import CARDS, find_card, known_card
@@ -78,3 +80,9 @@ def test_wsl2_has_half_of_the_machines_ram():
     facts, assumed = what_if_facts(find_card("RTX 4090"), 64 * GIB, system="wsl2")
     assert facts.host.value.ram_total_bytes == 32 * GIB
     assert any("half" in sentence for sentence in assumed)
+
+
+def test_the_document_lists_every_card_as_the_table_has_it():
+    text = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
+    for card in CARDS:
+        assert f"| {card.name} | {card.vram_bytes // MIB:,} | {card.bandwidth / 1e9:,.0f} | {card.link_name}, " in text

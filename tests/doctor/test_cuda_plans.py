@@ -1,7 +1,6 @@
 """Plans for CUDA: what a card offers, the fallbacks of the host, and the two bug reports the project comes from."""
 
 import re
-import time
 
 import msgspec
 import pytest
@@ -11,7 +10,13 @@ from strata.doctor.invariants import broken
 from strata.doctor.plan import AllocationPlan, PlanOptions, Tier
 from strata.doctor.planner import make_plan
 from strata.errors import Undetermined, UsageError
-from tests.doctor.machines_with_gpus import REFUSED, gpu_machine, rtx_4090_on_wsl2, rtx_5060_ti_on_windows
+from tests.doctor.machines_with_gpus import (
+    PINNED_45_GIB,
+    REFUSED,
+    gpu_machine,
+    rtx_4090_on_wsl2,
+    rtx_5060_ti_on_windows,
+)
 from tests.doctor.shapes import FLASH_NEXT, GIB, GPT_OSS_20B, MIB, Q3_30B, Q3_235B, Q36_35B, machine
 
 CUDA = PlanOptions(device="cuda")
@@ -163,7 +168,6 @@ def test_auto_takes_a_gpu_that_a_kernel_ran_on(kernel_ok: bool | None):
 # The report of "native head upload: out of memory": the head was allocated after the expert arena was pinned and
 # was not part of what the expert cache was sized by.
 AS_REPORTED = PlanOptions(device="cuda", max_context=131_072, kv="int8", vram_reserve_bytes=700 * MIB)
-PINNED_45_GIB = PinnedFacts(asked_bytes=48 * GIB, granted_bytes=45 * GIB, ballast_bytes=0, refusal=REFUSED)
 
 
 @pytest.mark.parametrize("pinned", [None, PINNED_45_GIB], ids=["pinning not measured", "45 GiB granted"])
@@ -276,10 +280,3 @@ def test_the_smallest_card_that_would_do():
     assert fits(vram, ram)
     assert not fits(vram - MIB, ram)
     assert not fits(vram, ram - MIB)
-
-
-def test_a_plan_is_quick_where_everything_is_coupled():
-    facts = rtx_5060_ti_on_windows(monitor_on_card=False, pinned=PINNED_45_GIB)
-    start = time.process_time()
-    make_plan(facts, FLASH_NEXT, AS_REPORTED)
-    assert time.process_time() - start < 0.25  # 50 ms on an idle machine

@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from strata.doctor.cards import find_card
+from strata.doctor.expectation import Turn, expected_of_turn
+from strata.doctor.facts import Probe, ProbeStatus, SpeedFacts
 from strata.doctor.plan import PlanOptions, Tier
 from strata.doctor.planner import backend_for, make_plan, request_for
-from strata.doctor.speed import Placement, decode_seconds, expected_speed, hit_rate, prefill_seconds
+from strata.doctor.speed import Placement, decode_seconds, expected_speed, hit_rate, prefill_seconds, speed_of_turn
 from strata.doctor.what_if import what_if_facts
-from tests.doctor.shapes import GIB, Q3_30B, Q36_35B, machine
+from tests.doctor.shapes import GIB, Q3_30B, Q36_35B, machine, model
 
 FACTS, _ = what_if_facts(find_card("H200"), 128 * GIB)
 OPTIONS = PlanOptions(device="cuda")
@@ -72,3 +75,48 @@ def test_what_others_measured_lies_in_the_range(card, model, seen):
     facts, _ = what_if_facts(find_card(card), 64 * GIB)
     slow, fast = make_plan(facts, model, OPTIONS).expected.decode_tokens_per_s
     assert 0.8 * slow <= seen <= fast
+
+
+def test_a_turn_with_the_misses_that_were_guessed_has_the_speed_that_was_guessed():
+    misses = 48 * 8 * (1 - hit_rate(0.5))
+    chunks, distinct = 8, 6144 * (1 - (1 - 8 / 128) ** 512)
+    decode, prefill = speed_of_turn(
+        TRAFFIC, BACKEND.speeds, HALF, prefill_misses=chunks * distinct / 2, misses_per_token=misses
+    )
+    expected = expected_speed(TRAFFIC, BACKEND.speeds, HALF)
+    assert decode == pytest.approx(expected.decode_tokens_per_s)
+    assert prefill == pytest.approx(expected.prefill_tokens_per_s)
+    without = speed_of_turn(TRAFFIC, BACKEND.speeds, HALF, prefill_misses=0, misses_per_token=0)
+    assert without[0] > decode
+    assert without[1] > prefill
+
+
+# Measured on two cores that read RAM at 34.8 GB/s, with nothing else running: tokens/s after and of a prompt.
+@pytest.mark.parametrize(("prompt", "decode", "prefill"), [(512, 33.8, 563), (2048, None, 419), (4000, None, 328)])
+def test_what_was_measured_on_a_cpu_lies_in_the_range(prompt, decode, prefill):
+    """The demo: 30 layers, width 576, 8 experts of 192, all in use and in their slots."""
+    demo = model(
+        "demo",
+        "llama",
+        layers=30,
+        embedding=576,
+        heads=9,
+        kv_heads=3,
+        head_dim=64,
+        vocab=49_152,
+        experts=8,
+        top_k=8,
+        width=192,
+        expert_types=(("Q4_1",) * 3,),
+        table_type="Q8_0",
+        head_type="Q8_0",
+    )
+    facts = machine(20 * GIB, cpu_physical=2)
+    speed = SpeedFacts(ram_read_bytes_per_s={2: 34.8e9})
+    facts = msgspec.structs.replace(facts, speed=Probe(status=ProbeStatus.OK, value=speed))
+    plan = make_plan(facts, demo, PlanOptions())
+    turn = Turn(start=0, prompt=prompt, answer=0, prefill_misses=0, decode_misses=0)
+    writing, reading = expected_of_turn(facts, demo, plan, turn)
+    assert reading[0] <= prefill <= reading[1]
+    if decode:
+        assert writing[0] <= decode <= writing[1]

@@ -63,6 +63,38 @@ def test_arrays_are_aligned_disjoint_and_never_exceed_the_line(
         assert memory.allocated_bytes() in (0, nbytes)
 
 
+LINES = ("dense", "head", "kv_cache", "experts_pinned", "experts_file")
+
+
+@given(
+    lines=st.dictionaries(st.sampled_from(LINES), st.tuples(st.integers(0, 4096), st.sampled_from(Tier))),
+    requests=st.lists(st.tuples(st.sampled_from(LINES), st.integers(0, 5000)), max_size=16),
+)
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_asked_for_nothing_is_given_beyond_the_lines_of_the_plan(
+    lines: dict[str, tuple[int, Tier]], requests: list[tuple[str, int]]
+) -> None:
+    plan = plan_of(*(reservation(id, nbytes, tier) for id, (nbytes, tier) in lines.items()))
+    taken: dict[str, int] = {}  # bytes spent of each line that memory was taken for
+    with PlannedMemory(plan) as memory:
+        for line, asked in requests:
+            nbytes, tier = lines.get(line, (0, Tier.FILE))
+            pinned = any(lines[each][1] is Tier.PINNED for each in taken)
+            there = line in taken or (nbytes > 0 and tier is not Tier.FILE and not (tier is Tier.VRAM and pinned))
+            start = -(-taken.get(line, 0) // ALIGNMENT) * ALIGNMENT
+            if there:
+                taken.setdefault(line, 0)
+            if there and start + asked <= nbytes:
+                assert memory.array(line, (asked,), "u1", name="it").nbytes == asked
+                taken[line] = start + asked
+            else:
+                with pytest.raises(PlanViolation, match=f'"{line}"'):
+                    memory.array(line, (asked,), "u1", name="it")
+            for tier in Tier:
+                assert memory.allocated_bytes(tier) == sum(lines[each][0] for each in taken if lines[each][1] is tier)
+                assert memory.allocated_bytes(tier) <= plan.planned_bytes(tier)
+
+
 def test_a_line_that_the_plan_lacks_is_a_violation() -> None:
     with PlannedMemory(plan_of(reservation("head", 64))) as memory:
         with pytest.raises(PlanViolation, match="the plan has no such line"):
