@@ -19,9 +19,12 @@ def main() -> None:
     except (MemoryError, ImportError, OSError, RuntimeError) as error:  # before a command began, or while it ended
         from strata.cli.output import memory_refused
 
-        if not memory_refused(error):
+        if memory_refused(error):
+            os.write(2, b"error: the system refuses this process the memory to begin with\n")
+        elif isinstance(error, OSError):  # a help page onto a full disk
+            os.write(2, f"error: the system refuses: {error.strerror or error}\n".encode())
+        else:
             raise
-        os.write(2, b"error: the system refuses this process the memory to begin with\n")
         os._exit(1)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said: what is left is the interpreter's own end
@@ -35,6 +38,13 @@ def _prepare() -> None:
     import sys
     from types import FrameType
 
+    for number in (0, 1, 2):  # one that is closed would become that of the next file, and take what is printed
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # what a terminal or a pipe cannot show becomes "?", and is no reason to end

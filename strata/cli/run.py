@@ -16,7 +16,7 @@ from strata.cli.preflight import (
     require_no_options,
     take_facts,
 )
-from strata.cli.prompt import check_prompt, read_prompt, room
+from strata.cli.prompt import check_prompt, read_prompt, room, typed_text
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
@@ -62,7 +62,8 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
             temperature=request.temp, top_k=request.top_k, top_p=request.top_p, min_p=request.min_p, seed=seed
         )
     )
-    check_prompt(request.prompt, request.system, json=request.json)
+    typed, system = typed_text("-p", request.prompt), typed_text("--system", request.system)
+    check_prompt(typed, json=request.json)
     if request.plan_file is not None:
         require_no_options(options)
     model = open_model(request.model)
@@ -78,8 +79,8 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
             show_plan(plan)
         require_feasible(plan)
         require_context(plan)
-        conversation = Conversation(model.file, chat=request.chat, system=request.system, room=room(plan, model.facts))
-        prompt = read_prompt(request.prompt)  # what stands against the run is said before stdin is waited for
+        conversation = Conversation(model.file, chat=request.chat, system=system, room=room(plan, model.facts))
+        prompt = read_prompt(typed)  # what stands against the run is said before stdin is waited for
         tokens = None if prompt is None else conversation.ask(prompt)
         with load(model, plan, log, quiet=request.json) as engine:
             session = Session(engine, conversation, sampler, log, seed=seed, max_tokens=request.max_tokens)

@@ -78,7 +78,7 @@ def _memories(plan: AllocationPlan) -> Iterator[tuple[str, int, int, int]]:
         share = ram is not None and budget.tier in ram.tiers
         if not share or (ram and 0 < budget.usable_bytes < ram.usable_bytes):
             used = plan.planned_bytes(budget.tier, budget.device)
-            name = tier_names(plan.device.backend)[budget.tier].removeprefix("RAM within ")
+            name = tier_names(plan)[budget.tier].removeprefix("RAM within ")
             yield name, used, budget.reserve_bytes, budget.usable_bytes
     for memory in plan.shared:
         used = sum(plan.planned_bytes(tier) for tier in memory.tiers)
