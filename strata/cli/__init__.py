@@ -57,6 +57,6 @@ def _prepare() -> None:
         raise SystemExit(128 + number)  # what was begun is cleaned up on the way out
 
     for name in ("SIGTERM", "SIGHUP"):
-        if number := getattr(signal, name, None):
-            if signal.getsignal(number) is signal.SIG_DFL:  # nohup has had SIGHUP ignored, and so it stays
-                signal.signal(number, end)
+        known = getattr(signal, name, None)
+        if known and signal.getsignal(known) is signal.SIG_DFL:  # nohup has had SIGHUP ignored, and so it stays
+            signal.signal(known, end)
