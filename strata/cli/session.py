@@ -21,6 +21,7 @@ _ENDINGS = {
     StopReason.CONTEXT: "stopped because the context is full (--max-context makes it larger)",
     StopReason.INTERRUPTED: "stopped by Ctrl-C",
 }
+_COMMANDS = "Chat: Ctrl-C stops an answer, /clear forgets the conversation, /exit or Ctrl-D leaves."
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,16 @@ class Session:
 
     def chat(self) -> None:
         """Answer until Ctrl-D or /exit; Ctrl-C stops an answer, and at the prompt the program."""
-        say("Chat: Ctrl-C stops an answer, /clear forgets the conversation, /exit or Ctrl-D leaves.")
+        say(_COMMANDS)
         while (prompt := _read_line()) is not None:
             match prompt.strip():
                 case "":
                     continue
                 case "/exit":
                     break
+                case "/help":
+                    say(_COMMANDS)
+                    continue
                 case "/clear":
                     self._conversation.clear()
                     continue
@@ -157,7 +161,7 @@ class Session:
             f" ({size(abs(report.difference_bytes))} {over} than planned) | seed {self._seed}"
         )
         if self._log.path:
-            _dim(f"log: {self._log.path}")
+            _dim(f"log: {self._log.path}", wrap=False)  # to be copied whole
 
 
 def _next(generation: Generation) -> int | None:
@@ -186,5 +190,5 @@ def _rate(tokens: int, per_s: float | None) -> str:
     return f"{tokens:,} tokens" + (f" at {per_s:,.1f}/s" if per_s else "")
 
 
-def _dim(text: str) -> None:
-    err().print(text, style="dim", markup=False, soft_wrap=True)
+def _dim(text: str, *, wrap: bool = True) -> None:
+    err().print(text, style="dim", markup=False, soft_wrap=not (wrap and err().is_terminal))

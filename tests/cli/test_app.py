@@ -212,7 +212,7 @@ def test_what_stdout_cannot_show_or_take_is_no_bug(monkeypatch: pytest.MonkeyPat
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert result.returncode == 1
     assert "No space left" in result.stderr
-    assert "bug" not in result.stderr
+    assert "bug of its own" not in result.stderr
 
 
 @pytest.mark.parametrize("command", ["", "run", "plan", "doctor", "report", "explain", "version"])
@@ -264,3 +264,38 @@ def test_a_long_prompt_is_refused_before_loading(words: int, context: int, said:
     logged = [json.loads(line)["event"] for line in next((tmp_path / "logs").iterdir()).read_text().splitlines()]
     assert "plan" not in logged  # which the engine writes before it allocates anything
     assert "allocation" not in logged
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_being_told_to_end_is_obeyed_cleanly(name: str, code: int) -> None:
+    command = [sys.executable, "-m", "strata", "run", MODEL, "-p", "Hello", "--no-chat", "--temp", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        process.stdout.read(1)
+        process.send_signal(getattr(signal, name))
+        _, said = process.communicate(timeout=30)
+    assert process.returncode in (code, 0)  # 0: it had come to the end of the context
+    assert "Traceback" not in said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes descriptors in a shell")
+@pytest.mark.parametrize(("closed", "code"), [(">&-", 0), ("2>&-", 0), ("<&-", 0), ("<&- >&- 2>&-", 0)])
+def test_closed_streams_are_no_bug(closed: str, code: int) -> None:
+    command = f"{sys.executable} -m strata run {MODEL} -p Hi --no-chat --max-tokens 2 {closed}"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert result.returncode == code, result.stderr
+    assert "bug of its own" not in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", ["--help", "run --help", "version", f"plan {MODEL}"])
+def test_a_full_disk_under_stdout_is_said(arguments: str) -> None:
+    command = f"{sys.executable} -m strata {arguments} > /dev/full"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert_clear(result, 1, "No space left")
+
+
+def test_explain_says_when_a_log_is_not_there(tmp_path: Path) -> None:
+    assert_clear(strata("explain", "no-such.log"), 2, "there is no such file")
+    assert_clear(strata("explain", str(tmp_path)), 2, "this is a folder")
