@@ -128,6 +128,8 @@ def boundary(command: Callable[P, R]) -> Callable[P, R]:
             fail(error, json=json)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing, and must not look like a bug
+            if json:
+                emit_error(f"strata {command.__name__}", "interrupted by Ctrl-C", "")
             say("interrupted")
             stop(ExitCode.INTERRUPTED)
         except BrokenPipeError:

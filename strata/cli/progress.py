@@ -26,6 +26,7 @@ def steps(*, aloud: bool = False, tokens: bool = False) -> Iterator[Steps]:
     Steps
         To be called as often as wanted; a new description begins a new line.
     """
+    from rich.console import RenderableType
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -33,18 +34,35 @@ def steps(*, aloud: bool = False, tokens: bool = False) -> Iterator[Steps]:
         Progress,
         ProgressColumn,
         SpinnerColumn,
+        Task,
         TextColumn,
         TransferSpeedColumn,
     )
+    from rich.text import Text
 
-    figures: tuple[ProgressColumn, ...] = (
-        (MofNCompleteColumn(),) if tokens else (DownloadColumn(binary_units=True), TransferSpeedColumn())
+    class Known(ProgressColumn):
+        """Another column where it has something to show: not for a step that nobody knows the length of."""
+
+        def __init__(self, column: ProgressColumn) -> None:
+            super().__init__()
+            self._column = column
+
+        def render(self, task: Task) -> RenderableType:
+            return "" if task.total is None else self._column.render(task)
+
+    class Speed(TransferSpeedColumn):
+        """Nothing, rather than a question mark, before there is a speed."""
+
+        def render(self, task: Task) -> Text:
+            return super().render(task) if task.finished_speed or task.speed else Text()
+
+    counts: tuple[ProgressColumn, ...] = (
+        (MofNCompleteColumn(),) if tokens else (DownloadColumn(binary_units=True), Speed())
     )
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(24),
-        *figures,
+        *(Known(column) for column in (BarColumn(24), *counts)),
         console=err(),
         transient=True,
         disable=not err().is_terminal,

@@ -299,3 +299,23 @@ def test_a_full_disk_under_stdout_is_said(arguments: str) -> None:
 def test_explain_says_when_a_log_is_not_there(tmp_path: Path) -> None:
     assert_clear(strata("explain", "no-such.log"), 2, "there is no such file")
     assert_clear(strata("explain", str(tmp_path)), 2, "this is a folder")
+
+
+def test_a_damaged_demo_model_is_to_be_deleted_not_downloaded(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "SmolLM2-135M-Instruct-8-experts.Q4_1.gguf").write_bytes(b"GGUF")
+    assert_clear(strata("run", "demo", "-p", "x"), 1, "Delete", "the next run makes it anew")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
+def test_an_interrupted_command_is_one_json_document_too() -> None:
+    command = [sys.executable, "-m", "strata", "run", MODEL, "--json"]  # it waits for a prompt on stdin
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(8)
+        os.killpg(process.pid, signal.SIGINT)
+        document, said = process.communicate(timeout=30)
+    assert process.returncode == 130, said
+    assert json.loads(document)["error"]["found"] == "interrupted by Ctrl-C"
