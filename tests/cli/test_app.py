@@ -309,7 +309,7 @@ def test_a_damaged_demo_model_is_to_be_deleted_not_downloaded(tmp_path: Path) ->
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
 def test_an_interrupted_command_is_one_json_document_too() -> None:
-    command = [sys.executable, "-m", "strata", "run", MODEL, "--json"]  # it waits for a prompt on stdin
+    command = [sys.executable, "-m", "strata", "run", MODEL, "--no-chat", "--json"]  # it waits for a prompt on stdin
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
