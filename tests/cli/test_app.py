@@ -319,3 +319,11 @@ def test_an_interrupted_command_is_one_json_document_too() -> None:
         document, said = process.communicate(timeout=30)
     assert process.returncode == 130, said
     assert json.loads(document)["error"]["found"] == "interrupted by Ctrl-C"
+
+
+def test_the_catalogue_is_json_where_that_was_asked_for() -> None:
+    checks = json.loads(strata("doctor", "--list-checks", "--json").stdout)
+    assert {"STR-PLAN-FIT", "STR-CTX-BROKEN"} <= {check["id"] for check in checks}
+    one = json.loads(strata("doctor", "--explain", "STR-PLAN-FIT", "--json").stdout)
+    assert one["id"] == "STR-PLAN-FIT"
+    assert one["explanation"]
