@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strata.cli.output import err, warn
+from strata.cli.output import err, stop, warn
 from strata.cli.preflight import (
     OpenModel,
     make_or_load_plan,
@@ -17,6 +17,7 @@ from strata.cli.preflight import (
     take_facts,
 )
 from strata.cli.prompt import check_prompt, read_prompt, room, typed_text
+from strata.errors import ExitCode
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
@@ -86,8 +87,10 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
             session = Session(engine, conversation, sampler, log, seed=seed, max_tokens=request.max_tokens)
             if tokens is None:
                 session.chat()
+                code = ExitCode.OK
             else:
-                session.answer_once(tokens, json=request.json)
+                code = session.answer_once(tokens, json=request.json)
+    stop(code)  # out here: the log takes what ends it from within for an error
 
 
 def _versions() -> dict[str, str]:

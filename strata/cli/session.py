@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from strata.cli.conversation import Conversation
-from strata.cli.output import emit_json, err, say, stop
+from strata.cli.output import emit_json, err, say
 from strata.cli.progress import steps
 from strata.doctor.units import size
 from strata.errors import ExitCode, UsageError
@@ -64,8 +64,8 @@ class Session:
         self._seed = seed
         self._max_tokens = max_tokens
 
-    def answer_once(self, tokens: list[int], *, json: bool) -> None:
-        """Continue what was asked and end the program: 0, or 130 when Ctrl-C stopped it."""
+    def answer_once(self, tokens: list[int], *, json: bool) -> ExitCode:
+        """Continue what was asked and return how the program is to end: 0, or 130 when Ctrl-C stopped it."""
         answer = self._answer(tokens, stream=not json)
         if json:
             document = {
@@ -81,7 +81,7 @@ class Session:
         else:
             self._say_figures(answer.stats)
             self._say_memory()
-        stop(ExitCode.INTERRUPTED if answer.stats.stop is StopReason.INTERRUPTED else ExitCode.OK)
+        return ExitCode.INTERRUPTED if answer.stats.stop is StopReason.INTERRUPTED else ExitCode.OK
 
     def chat(self) -> None:
         """Answer until Ctrl-D or /exit; Ctrl-C stops an answer, and at the prompt the program."""

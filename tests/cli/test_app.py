@@ -327,3 +327,15 @@ def test_the_catalogue_is_json_where_that_was_asked_for() -> None:
     one = json.loads(strata("doctor", "--explain", "STR-PLAN-FIT", "--json").stdout)
     assert one["id"] == "STR-PLAN-FIT"
     assert one["explanation"]
+
+
+def test_the_log_tells_a_run_that_went_well_from_one_that_failed(tmp_path: Path) -> None:
+    def events() -> list[dict[str, object]]:
+        newest = max((tmp_path / "logs").iterdir())
+        return [json.loads(line) for line in newest.read_text().splitlines()]
+
+    assert strata("run", MODEL, "-p", "Hi", "--no-chat", "--max-tokens", "1").returncode == 0
+    assert [event["event"] for event in events()][-1] == "generation"
+    assert strata("run", MODEL, "-p", "Hi", "--no-chat", "--ram-budget", "100MiB").returncode == 1
+    assert events()[-1]["event"] == "error"
+    assert "does" in str(events()[-1]["message"]) or "missing" in str(events()[-1]["message"])
