@@ -19,9 +19,12 @@ def main() -> None:
     except (MemoryError, ImportError, OSError, RuntimeError) as error:  # before a command began, or while it ended
         from strata.cli.output import memory_refused
 
-        if not memory_refused(error):
+        if memory_refused(error):
+            os.write(2, b"error: the system refuses this process the memory to begin with\n")
+        elif isinstance(error, OSError):  # a help page onto a full disk
+            os.write(2, f"error: the system refuses: {error.strerror or error}\n".encode())
+        else:
             raise
-        os.write(2, b"error: the system refuses this process the memory to begin with\n")
         os._exit(1)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said: what is left is the interpreter's own end
@@ -31,10 +34,18 @@ def _prepare() -> None:
     """Set up what holds for the whole process: its streams, its signals, its libraries."""
     import os
     import signal
+    import sys
     from types import FrameType
 
     from strata.cli.streams import prepare_streams
 
+    for number in (0, 1, 2):  # one that is closed would become that of the next file, and take what is printed
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
     prepare_streams()
     # The numpy backend shares its work out itself, so BLAS never uses threads of its own; where they cannot be started,
     # OpenBLAS would interrupt the process while it is imported.
@@ -44,6 +55,6 @@ def _prepare() -> None:
         raise SystemExit(128 + number)  # what was begun is cleaned up on the way out
 
     for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number and signal.getsignal(number) is signal.SIG_DFL:  # nohup has had SIGHUP ignored, and so it stays
-            signal.signal(number, end)
+        known = getattr(signal, name, None)
+        if known and signal.getsignal(known) is signal.SIG_DFL:  # nohup has had SIGHUP ignored, and so it stays
+            signal.signal(known, end)

@@ -214,9 +214,9 @@ def doctor(
     from strata.cli import doctor as command
 
     if list_checks:
-        return command.list_checks()
+        return command.list_checks(json=json)
     if explain:
-        return command.explain_check(explain)
+        return command.explain_check(explain, json=json)
     request = command.DoctorRequest(
         model=model,
         facts_file=facts,

@@ -32,18 +32,24 @@ class DoctorRequest:
     deep: bool = False
 
 
-def list_checks() -> None:
+def list_checks(*, json: bool) -> None:
     """Print every check's id and title."""
-    from strata.doctor.catalogue import check_list
+    from strata.doctor.catalogue import check_entries, check_list
 
-    out().print(check_list())
+    if json:
+        emit_json(check_entries())
+    else:
+        out().print(check_list())
 
 
-def explain_check(id: str) -> None:
+def explain_check(id: str, *, json: bool) -> None:
     """Print what one check looks at and what its failure means."""
-    from strata.doctor.catalogue import check_page
+    from strata.doctor.catalogue import check_entries, check_page
 
-    out().print(check_page(id))
+    if json:
+        emit_json(check_entries(id)[0])
+    else:
+        out().print(check_page(id))
 
 
 def examine(request: DoctorRequest, options: PlanOptions) -> None:

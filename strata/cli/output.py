@@ -52,13 +52,13 @@ def unicode_ok(stream: object) -> bool:
 
 
 def say(text: str) -> None:
-    """Print one plain line to stderr."""
-    err().print(text, markup=False, soft_wrap=True)
+    """Print one plain line to stderr; on a terminal it is wrapped between words, elsewhere not at all."""
+    err().print(text, markup=False, soft_wrap=not err().is_terminal)
 
 
 def warn(text: str) -> None:
     """Print one warning line to stderr."""
-    err().print(f"[yellow]warning:[/] {_escape(text)}", soft_wrap=True)
+    err().print(f"[yellow]warning:[/] {_escape(text)}", soft_wrap=not err().is_terminal)
 
 
 def emit_json(document: object) -> None:
@@ -92,14 +92,28 @@ def fail(error: StrataError, *, json: bool) -> NoReturn:
     """Say what was asked, what was found and what to do; end with the error's exit code."""
     if json:
         emit_error(error.asked, error.found, error.remedy)
-    console = err()
-    console.print(f"[bold red]error:[/] {_escape(error.asked)}", soft_wrap=True)
-    console.print(f"  [bold]found[/]  {_escape(error.found)}", soft_wrap=True)
+    _print_labelled("[bold red]error:[/]", error.asked)
+    _print_labelled("  [bold]found[/] ", error.found)
     if error.remedy:
-        console.print(f"  [bold]do[/]     {_escape(error.remedy)}", soft_wrap=True)
+        _print_labelled("  [bold]do[/]    ", error.remedy)
     if error.worth_a_report:
-        console.print(f"  [bold]more[/]   {_REPORT}", soft_wrap=True)
+        _print_labelled("  [bold]more[/]  ", _REPORT)
     stop(error.exit_code)
+
+
+def _print_labelled(label: str, text: str) -> None:
+    """Print a label and a text; on a terminal the text is wrapped in a column of its own."""
+    console = err()
+    if not console.is_terminal:
+        console.print(f"{label} {_escape(text)}", soft_wrap=True)
+        return
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(label, _escape(text))
+    console.print(table)
 
 
 def boundary(command: Callable[P, R]) -> Callable[P, R]:
@@ -118,6 +132,8 @@ def boundary(command: Callable[P, R]) -> Callable[P, R]:
             fail(error, json=json)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing, and must not look like a bug
+            if json:
+                emit_error(f"strata {command.__name__}", "interrupted by Ctrl-C", "")
             say("interrupted")
             stop(ExitCode.INTERRUPTED)
         except BrokenPipeError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.cli.progress import spinner, steps
-from strata.errors import PlanInfeasible, Undetermined, UsageError
+from strata.errors import ModelFileError, PlanInfeasible, Undetermined, UsageError
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
@@ -45,7 +45,12 @@ def open_model(model: str, *, header_only: bool = False) -> OpenModel:
         )
     with steps(aloud=True) as progress:
         path = resolve(model, progress=progress, header_only=header_only)
-    file = open_gguf(path, header_only=header_only)
+    try:
+        file = open_gguf(path, header_only=header_only)
+    except ModelFileError as error:
+        if model != "demo":
+            raise
+        raise ModelFileError(error.asked, error.found, f"Delete {path}; the next run makes it anew") from None
     return OpenModel(file, read_model_facts(file))
 
 

@@ -29,6 +29,7 @@ def steps(unit: str = "bytes", *, aloud: bool = False) -> Iterator[Steps]:
         To be called as often as wanted; a new description begins a new line.
     """
     from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+    from rich.progress_bar import ProgressBar
     from rich.text import Text
 
     class Amount(ProgressColumn):
@@ -37,10 +38,16 @@ def steps(unit: str = "bytes", *, aloud: bool = False) -> Iterator[Steps]:
         def render(self, task: Task) -> Text:
             return Text("" if task.total is None else amount(task.completed, task.total, task.speed, unit))
 
+    class Known(BarColumn):
+        """A bar, where it is known how far it is."""
+
+        def render(self, task: Task) -> ProgressBar | Text:  # type: ignore[override]
+            return Text() if task.total is None else super().render(task)
+
     with Progress(
         SpinnerColumn(_spinner()),
         TextColumn("{task.description}"),
-        BarColumn(24),
+        Known(24),
         Amount(),
         console=err(),
         transient=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -51,16 +52,14 @@ def room(plan: AllocationPlan, model: ModelFacts) -> Room:
     return Room(plan.context, model.context_length)
 
 
-def check_prompt(prompt: str | None, system: str | None, *, json: bool) -> None:
+def check_prompt(prompt: str | None, *, json: bool) -> None:
     """Refuse what can be refused without reading stdin.
 
     Raises
     ------
     UsageError
-        An empty prompt, none where there must be one, or bytes on the command line that are no text.
+        An empty prompt, or none where there must be one.
     """
-    for option, text in (("-p", prompt), ("--system", system)):
-        _require_text(text or "", option)
     if prompt is not None:
         _require_something(prompt)
     elif sys.stdin is None:
@@ -103,8 +102,17 @@ def _require_something(text: str) -> None:
         raise UsageError(_ASKED, "the prompt is empty", _EXAMPLE)
 
 
-def _require_text(text: str, option: str) -> None:
+def typed_text(option: str, text: str | None) -> str | None:
+    """Return the text of an option as the person typed it, whatever encoding the locale names.
+
+    Raises
+    ------
+    UsageError
+        Its bytes are no UTF-8.
+    """
+    if text is None:
+        return None
     try:
-        text.encode()
-    except UnicodeEncodeError:  # what Python makes of bytes that are not in the locale's encoding
+        return os.fsencode(text).decode() if any("\udc80" <= c <= "\udcff" for c in text) else text
+    except UnicodeDecodeError:
         raise UsageError(f"use {option}", "its text is not UTF-8", "Give UTF-8 text") from None

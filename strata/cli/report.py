@@ -57,6 +57,17 @@ def explain_text(text: str, *, json: bool) -> None:
     stop(ExitCode.OK if found else ExitCode.UNDETERMINED)
 
 
+_LOG_SUFFIXES = (".log", ".txt", ".json", ".jsonl", ".out", ".err")
+
+
+def _refuse_path(path: Path, text: str) -> None:
+    """Say that a file is missing where nothing else can be meant: a folder, or one word that ends as logs do."""
+    if path.is_dir():
+        raise UsageError(f"read {text}", "this is a folder", "Give the path of a log file")
+    if path.suffix in _LOG_SUFFIXES and not text.split()[1:]:
+        raise UsageError(f"read {text}", "there is no such file", "Give the path of a log file, or an error text")
+
+
 def _read(text: str) -> str:
     if text == "-":
         return sys.stdin.buffer.read(LARGEST_TEXT).decode(errors="replace")
@@ -65,6 +76,7 @@ def _read(text: str) -> str:
     try:
         path = Path(text)
         if not path.is_file():
+            _refuse_path(path, text)
             return text
         with path.open("rb") as file:
             return file.read(LARGEST_TEXT).decode(errors="replace")

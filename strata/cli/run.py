@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.cli.loading import load, plan_to_run, show_plan, versions
-from strata.cli.output import err, say, warn
+from strata.cli.output import err, say, stop, warn
 from strata.cli.preflight import (
     OpenModel,
     open_model,
@@ -17,8 +17,9 @@ from strata.cli.preflight import (
     take_facts,
     with_notes,
 )
-from strata.cli.prompt import check_prompt, read_prompt, room
+from strata.cli.prompt import check_prompt, read_prompt, room, typed_text
 from strata.cli.ram_replan import require_context
+from strata.errors import ExitCode
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
@@ -69,7 +70,8 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
             temperature=request.temp, top_k=request.top_k, top_p=request.top_p, min_p=request.min_p, seed=seed
         )
     )
-    check_prompt(request.prompt, request.system, json=request.json)
+    typed, system = typed_text("-p", request.prompt), typed_text("--system", request.system)
+    check_prompt(typed, json=request.json)
     model = open_model(request.model)
     logs = log_folder() if request.simulate is None else simulated_log_folder()
     with model.file, RunLog(logs, warn=warn) as log:
@@ -94,11 +96,11 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         conversation = Conversation(
             model.file,
             chat=request.chat,
-            system=request.system,
+            system=system,
             room=room(plan, model.facts),
             think=request.think,
         )
-        prompt = read_prompt(request.prompt)  # what stands against the run is said before stdin is waited for
+        prompt = read_prompt(typed)  # what stands against the run is said before stdin is waited for
         tokens = None if prompt is None else conversation.ask(prompt)
         if simulated:
             loaded = load_simulated(model, plan, simulated, log, quiet=request.json)
@@ -116,8 +118,10 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
             )
             if tokens is None:
                 session.chat()
+                code = ExitCode.OK
             else:
-                session.answer_once(tokens, json=request.json)
+                code = session.answer_once(tokens, json=request.json)
+    stop(code)  # out here: the log takes what ends it from within for an error
 
 
 def _show_preflight(facts: Facts, model: OpenModel | None, plan: AllocationPlan, options: PlanOptions) -> None:

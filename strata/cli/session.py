@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from strata.cli.conversation import Conversation
-from strata.cli.output import emit_json, err, say, stop
+from strata.cli.output import emit_json, err, say
 from strata.cli.progress import steps
 from strata.cli.promise import memory_rows, memory_table, range_text, speed_document
 from strata.doctor.plan import Tier
@@ -26,6 +26,7 @@ _ENDINGS = {
     StopReason.CONTEXT: "stopped because the context is full (--max-context makes it larger)",
     StopReason.INTERRUPTED: "stopped by Ctrl-C",
 }
+_COMMANDS = "Chat: Ctrl-C stops an answer, /clear forgets the conversation, /exit or Ctrl-D leaves."
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Session:
         self._expect = expect
         self._loaded = memory_rows(engine.plan, engine.memory_report())
 
-    def answer_once(self, tokens: list[int], *, json: bool) -> None:
-        """Continue what was asked and end the program: 0, or 130 when Ctrl-C stopped it."""
+    def answer_once(self, tokens: list[int], *, json: bool) -> ExitCode:
+        """Continue what was asked and return how the program is to end: 0, or 130 when Ctrl-C stopped it."""
         if not json:
             self._say_loaded()
         answer = self._answer(tokens, stream=not json)
@@ -98,18 +99,21 @@ class Session:
         else:
             self._say_figures(answer.stats)
             self._say_memory()
-        stop(ExitCode.INTERRUPTED if answer.stats.stop is StopReason.INTERRUPTED else ExitCode.OK)
+        return ExitCode.INTERRUPTED if answer.stats.stop is StopReason.INTERRUPTED else ExitCode.OK
 
     def chat(self) -> None:
         """Answer until Ctrl-D or /exit; Ctrl-C stops an answer, and at the prompt the program."""
         self._say_loaded()
-        say("Chat: Ctrl-C stops an answer, /clear forgets the conversation, /exit or Ctrl-D leaves.")
+        say(_COMMANDS)
         while (prompt := _read_line()) is not None:
             match prompt.strip():
                 case "":
                     continue
                 case "/exit":
                     break
+                case "/help":
+                    say(_COMMANDS)
+                    continue
                 case "/clear":
                     self._conversation.clear()
                     continue
@@ -197,7 +201,7 @@ class Session:
                 f" {loading.kernels} kernels ready in {loading.kernels_s:.1f} s"
             )
         if self._log.path:
-            _dim(f"log: {self._log.path}")
+            _dim(f"log: {self._log.path}", wrap=False)  # to be copied whole
 
 
 def _show(part: Part, *, after: Part | None) -> None:
@@ -243,5 +247,5 @@ def _rate(tokens: int, per_s: float | None, speeds: Range) -> str:
     return f"{tokens:,} tokens" + (f" at {per_s:,.1f}/s ({range_text(speeds)})" if per_s else "")
 
 
-def _dim(text: str) -> None:
-    err().print(text, style="dim", markup=False, soft_wrap=True)
+def _dim(text: str, *, wrap: bool = True) -> None:
+    err().print(text, style="dim", markup=False, soft_wrap=not (wrap and err().is_terminal))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from strata.doctor.facts import Facts, HostFacts
-from strata.doctor.plan import Budget, PlanOptions, SharedBudget, Tier
+from strata.doctor.plan import AllocationPlan, Budget, PlanOptions, SharedBudget, Tier
 from strata.doctor.units import GIB, MIB, size
 from strata.errors import Undetermined
 
@@ -20,12 +20,6 @@ TIER_NAMES = {
     Tier.PINNED: "page-locked RAM",
     Tier.PAGEABLE: "pageable RAM",
     Tier.FILE: "the model file",
-}
-# On a CPU every tier is RAM; two may be bounded by an option of their own, under whose name people know them.
-CPU_TIER_NAMES = TIER_NAMES | {
-    Tier.VRAM: "RAM within --vram-budget",
-    Tier.PINNED: "RAM within --pinned-budget",
-    Tier.PAGEABLE: "RAM",
 }
 NO_LIMIT = "no limit"  # the reason a probe gives for a limit that does not exist
 
@@ -59,9 +53,19 @@ class Limits:
         return together + alone
 
 
-def tier_names(backend: str) -> Mapping[Tier, str]:
-    """Return what people call the tiers of a backend ("numpy", "cuda")."""
-    return CPU_TIER_NAMES if backend == "numpy" else TIER_NAMES
+def tier_names(plan: AllocationPlan) -> Mapping[Tier, str]:
+    """Return what people call the tiers of a plan."""
+    return cpu_tier_names(plan.options) if plan.device.backend == "numpy" else TIER_NAMES
+
+
+def cpu_tier_names(options: PlanOptions) -> Mapping[Tier, str]:
+    """Return what people call the tiers on a CPU: all are RAM, some of it bounded by an option of its own."""
+    names = TIER_NAMES | {Tier.VRAM: "RAM", Tier.PAGEABLE: "RAM"}
+    if options.vram_budget_bytes is not None:
+        names[Tier.VRAM] = "RAM within --vram-budget"
+    if options.pinned_budget_bytes is not None:
+        names[Tier.PINNED] = "RAM within --pinned-budget"
+    return names
 
 
 def room(bounds: Iterable[Bound], used: Mapping[Tier, int], tier: Tier) -> int:
@@ -180,4 +184,4 @@ def numpy_limits(facts: Facts, options: PlanOptions) -> Limits:
         formula=ram.formula,
         source=ram.source,
     )
-    return Limits(tuple(budgets), (shared,), ram.notes, CPU_TIER_NAMES)
+    return Limits(tuple(budgets), (shared,), ram.notes, cpu_tier_names(options))

@@ -10,6 +10,27 @@ from strata.doctor.checks.registry import CATALOGUE, FAMILIES, find_check
 from strata.doctor.report import rows
 
 
+def check_entries(id: str | None = None) -> list[dict[str, object]]:
+    """Return every check, or the one called `id`, as JSON has them: id, title, explanation, needs, essential.
+
+    Raises
+    ------
+    UsageError
+        When there is no check called `id`.
+    """
+    chosen = CATALOGUE.values() if id is None else [find_check(id)]
+    return [
+        {
+            "id": check.id,
+            "title": check.title,
+            "explanation": " ".join(check.explanation.split()),
+            "needs": check.needs,
+            "essential": check.essential,
+        }
+        for check in chosen
+    ]
+
+
 def check_list() -> RenderableType:
     """Return every check's id and title, in the order of a report."""
     return rows([(Text(check.id), Text(check.title)) for check in CATALOGUE.values()])

@@ -109,7 +109,7 @@ def _knobs(plan: AllocationPlan) -> Iterator[Knob]:
     o = plan.options
     for field, name, what in (
         ("ram_budget_bytes", "--ram-budget", "RAM"),
-        ("vram_budget_bytes", "--vram-budget", tier_names(plan.device.backend)[Tier.VRAM]),
+        ("vram_budget_bytes", "--vram-budget", tier_names(plan)[Tier.VRAM]),
     ):
         budget = getattr(o, field)
         if budget is not None:

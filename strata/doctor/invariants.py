@@ -22,7 +22,7 @@ def _broken(plan: AllocationPlan) -> Iterator[str]:
     for line in plan.reservations:
         if line.bytes < 0:
             yield f'the line "{line.id}" has {line.bytes} bytes'
-    names = tier_names(plan.device.backend)
+    names = tier_names(plan)
     for budget in plan.budgets:
         over = plan.planned_bytes(budget.tier, budget.device) + budget.reserve_bytes - budget.usable_bytes
         if over > 0:
@@ -37,6 +37,8 @@ def _broken(plan: AllocationPlan) -> Iterator[str]:
             yield f'the line "{line.id}" lies in {names[line.tier]}, which has no budget'
     if not 1 <= plan.chunk <= plan.context:
         yield f"prompts of {plan.chunk} tokens at a time do not go with a context of {plan.context}"
+    if plan.threads < 1:
+        yield f"{plan.threads} threads cannot compute"
     e = plan.experts
     if e.pinned + e.pageable + e.file != e.total or min(e.pinned, e.pageable, e.file) < 0:
         yield f"{e.pinned} + {e.pageable} + {e.file} experts by place are not {e.total} in all"

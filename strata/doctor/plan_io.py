@@ -70,6 +70,8 @@ def load_plan(path: Path) -> AllocationPlan:
 
 def _too_small(plan: AllocationPlan, backend: Backend) -> Iterator[str]:
     """Say which lines hold less than the runtime takes by this plan's choices, or lie elsewhere."""
+    if plan.experts.total != backend.experts.total:
+        yield f"it counts {plan.experts.total} experts, and the model has {backend.experts.total}"
     if plan.kv not in backend.kv_types:
         yield f"the KV cache cannot be {plan.kv} here"
         return
@@ -84,11 +86,13 @@ def _too_small(plan: AllocationPlan, backend: Backend) -> Iterator[str]:
         threads=plan.threads,
     )
     fixed = backend.fixed_lines(request, plan.chunk, host)
-    e, names = plan.experts, tier_names(plan.device.backend)
+    e, names = plan.experts, tier_names(plan)
     for needed in fixed + backend.expert_lines(e.slots, e.pinned, e.pageable):
         line = plan.line(needed.id)
-        if line is None or line.bytes < needed.bytes or line.tier is not needed.tier:
-            has = "no such line" if line is None else f"{size(line.bytes)} of {names[line.tier]}"
+        if line is not None and line.tier is not needed.tier:
+            yield f'"{needed.id}" belongs into the tier "{needed.tier}" and the plan has it in "{line.tier}"'
+        elif line is None or line.bytes < needed.bytes:
+            has = "no such line" if line is None else size(line.bytes)
             yield f'"{needed.id}" needs {size(needed.bytes)} of {names[needed.tier]} and the plan has {has}'
 
 
@@ -129,7 +133,8 @@ def check_saved(plan: AllocationPlan, facts: Facts, model: ModelFacts) -> tuple[
     backend = backend_for(facts, model, plan.options)
     device = backend.device
     if (device.backend, device.id) != (plan.device.backend, plan.device.id):
-        raise PlanMismatch(asked, f"it is for {plan.device.name}, and here is {device.name}", _AGAIN)
+        planned, here = (f"{each.name} ({each.backend}, {each.id})" for each in (plan.device, device))
+        raise PlanMismatch(asked, f"it is for {planned}, and here is {here}", _AGAIN)
     if too_small := next(_too_small(plan, backend), None):
         raise PlanMismatch(asked, too_small, _AGAIN)
     used = {tier: plan.planned_bytes(tier) for tier in Tier}

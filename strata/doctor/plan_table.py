@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import ceil
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -15,7 +17,10 @@ from strata.doctor.plan import AllocationPlan, Reservation, Tier
 from strata.doctor.units import MIB, size
 
 _WHERE = {Tier.VRAM: "VRAM", Tier.PINNED: "locked", Tier.PAGEABLE: "RAM", Tier.FILE: "file"}
-_BAR_WIDTH = 60
+_BAR_WIDTH = 60  # columns
+_BAR_NAME_WIDTH = 15
+_LEAST_BAR_WIDTH = 10
+_NARROWEST_TABLE = 64
 
 
 def plan_table(plan: AllocationPlan, *, unicode: bool = True, under: tuple[str, ...] = ()) -> RenderableType:
@@ -32,14 +37,29 @@ def plan_table(plan: AllocationPlan, *, unicode: bool = True, under: tuple[str, 
     Returns
     -------
     rich renderable
-        Reads well from 80 columns, without colour as well.
+        Reads well at 40 columns and at 200, without colour as well.
     """
-    notes = tuple(note for note in plan.notes if note not in under)
-    parts: list[RenderableType] = [verdict(plan), *map(Text, under), Text(), _ledger(plan, unicode), Text()]
-    parts += [_bar(*memory, unicode) for memory in _memories(plan)]
-    parts += _speed(plan)
-    parts += paragraph("Given up", plan.fallbacks) + _changes(plan) + paragraph("Notes", notes)
-    return Group(*parts)
+    return _PlanTable(plan, unicode, under)
+
+
+@dataclass(frozen=True)
+class _PlanTable:
+    """Lays a plan out for the width that it is printed at."""
+
+    plan: AllocationPlan
+    unicode: bool
+    under: tuple[str, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        plan, width = self.plan, options.max_width
+        notes = tuple(note for note in plan.notes if note not in self.under)
+        yield from (verdict(plan), *map(Text, self.under), Text())
+        yield _ledger(plan, self.unicode) if width >= _NARROWEST_TABLE else _lines(plan)
+        yield Text()
+        bar = max(min(_BAR_WIDTH, width - _BAR_NAME_WIDTH - 3), _LEAST_BAR_WIDTH)
+        yield from (_bar(*memory, self.unicode, bar) for memory in _memories(plan))
+        yield from _speed(plan)
+        yield from paragraph("Given up", plan.fallbacks) + _changes(plan) + paragraph("Notes", notes)
 
 
 def verdict(plan: AllocationPlan) -> Text:
@@ -70,6 +90,18 @@ def _ledger(plan: AllocationPlan, unicode: bool) -> Table:
     return table
 
 
+def _lines(plan: AllocationPlan) -> RenderableType:
+    """The ledger where a table would leave no room for words: the figures, and under them what they are."""
+    lines = [
+        Group(
+            Text(f"{line.id:<17}{_where(plan, line):<7}{f'{line.bytes / MIB:,.1f} MiB':>15}", "bold"),
+            Padding(Text.assemble(line.what, (f": {line.formula}", "dim")), (0, 0, 0, 2)),
+        )
+        for line in plan.reservations
+    ]
+    return Group(*lines)
+
+
 def _where(plan: AllocationPlan, line: Reservation) -> str:
     return "RAM" if plan.device.backend == "numpy" and line.tier is not Tier.FILE else _WHERE[line.tier]
 
@@ -81,23 +113,23 @@ def _memories(plan: AllocationPlan) -> Iterator[tuple[str, int, int, int]]:
         share = ram is not None and budget.tier in ram.tiers
         if not share or (ram and 0 < budget.usable_bytes < ram.usable_bytes):
             used = plan.planned_bytes(budget.tier, budget.device)
-            name = tier_names(plan.device.backend)[budget.tier].removeprefix("RAM within ")
+            name = tier_names(plan)[budget.tier].removeprefix("RAM within ")
             yield name, used, budget.reserve_bytes, budget.usable_bytes
     for memory in plan.shared:
         used = sum(plan.planned_bytes(tier) for tier in memory.tiers)
         yield memory.name, used, memory.reserve_bytes, memory.usable_bytes
 
 
-def _bar(name: str, used: int, reserve: int, usable: int, unicode: bool) -> Text:
+def _bar(name: str, used: int, reserve: int, usable: int, unicode: bool, width: int) -> Text:
     """Draw one memory: used, kept free, left over; where too much is asked, all of it."""
     over = used + reserve - usable
     whole = max(usable, used + reserve, 1)
-    ends = [ceil(_BAR_WIDTH * part / whole) for part in (used, used + reserve, whole)]
+    ends = [ceil(width * part / whole) for part in (used, used + reserve, whole)]
     full, kept, free = "█▒░" if unicode else "#=."
     bar = full * ends[0] + kept * (ends[1] - ends[0]) + free * (ends[2] - ends[1])
     rest = Text(f"{size(over)} too much", "bold red") if over > 0 else Text(f"{size(-over)} left")
     numbers = f"{size(used)} used + {size(reserve)} kept free of {size(usable)}, "
-    return Text.assemble((f"{name:<15}", "bold"), f" [{bar}]\n  {numbers}", rest)
+    return Text.assemble((f"{name:<{_BAR_NAME_WIDTH}}", "bold"), f" [{bar}]\n  {numbers}", rest)
 
 
 def _speed(plan: AllocationPlan) -> list[RenderableType]:

@@ -59,6 +59,7 @@ class RunLog:
 
     def __init__(self, folder: Path, *, warn: Callable[[str], None]) -> None:
         self._warn = warn
+        self._folder = folder
         self._file: TextIO | None = None
         self.path: Path | None = None
         started = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
@@ -105,4 +106,5 @@ class RunLog:
 
     def _give_up(self, error: OSError) -> None:
         self.close()
-        self._warn(f"The run log cannot be written ({error.strerror or error}); set {ENVIRONMENT} to another folder.")
+        why = error.strerror or str(error)
+        self._warn(f"The run log cannot be written to {self._folder} ({why}); set {ENVIRONMENT} to another folder.")

@@ -98,11 +98,17 @@ def edited(plan: AllocationPlan, line_id: str, **changes: object) -> AllocationP
         (lambda p: edited(p, "head", bytes=900 * GIB), "overfull"),
         (lambda p: edited(p, "head", id="tail"), '"head" needs .* no such line'),
         (lambda p: edited(p, "head", id="dense"), '"dense" occurs 2 times'),
-        (lambda p: edited(p, "head", tier=Tier.PAGEABLE, device="host"), '"head" needs .* of RAM within --vram-budget'),
+        (lambda p: edited(p, "head", tier=Tier.PAGEABLE, device="host"), '"head" belongs into the tier "vram"'),
         (lambda p: msgspec.structs.replace(p, context=100_000), "kv_cache"),
         (lambda p: msgspec.structs.replace(p, chunk=4000), "workspace"),
         (lambda p: msgspec.structs.replace(p, threads=64), "context"),
+        (lambda p: msgspec.structs.replace(p, threads=0), "0 threads cannot compute"),
+        (lambda p: msgspec.structs.replace(p, threads=-1), "-1 threads cannot compute"),
         (lambda p: msgspec.structs.replace(p, kv="int8"), "cannot be int8"),
+        (
+            lambda p: msgspec.structs.replace(p, experts=msgspec.structs.replace(p.experts, total=385, file=1)),
+            "385 experts, and the model has 384",
+        ),
         (
             lambda p: msgspec.structs.replace(p, experts=msgspec.structs.replace(p.experts, slots=384)),
             '"expert_slots" needs',

@@ -26,7 +26,7 @@ def rendered(plan: AllocationPlan, width: int, *, unicode: bool) -> str:
 
 
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [40, 63, 80, 120])
 def test_a_plan_fits_the_terminal_and_shows_every_line(name, width):
     plan = PLANS[name]
     text = rendered(plan, width, unicode=True)

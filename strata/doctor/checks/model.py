@@ -57,7 +57,7 @@ def fits(m: Machine) -> Result | None:
     if m.plan is None:
         return passed("The plan fits.")
     sentence = m.plan.shortfall.sentence if m.plan.shortfall else ""
-    names = tier_names(m.plan.device.backend)
+    names = tier_names(m.plan)
     budgets = (m.says("plan", f"{names[b.tier]}: {size(b.usable_bytes)} usable ({b.formula})") for b in m.plan.budgets)
     if m.plan.feasible:
         return passed(f"{m.plan.model.name} fits with a context of {m.plan.context:,} tokens.", *budgets)
