@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from strata.cli.conversation import Conversation
+from strata.cli.prompt import Room
 from strata.errors import UsageError
 from strata.runtime.answer import Content, Reasoning
 from tests.runtime.vocabularies import GOLDEN, header, small, small_sentencepiece
@@ -15,7 +16,9 @@ def conversation(metadata: dict[str, Any], template: str | None = None, **option
     if template is not None:
         source = (GOLDEN / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
         metadata = metadata | {"tokenizer.chat_template": source}
-    return Conversation(SimpleNamespace(metadata=metadata), **({"chat": True, "system": None} | options))  # type: ignore[arg-type]
+    return Conversation(
+        SimpleNamespace(metadata=metadata), **({"chat": True, "system": None, "room": Room(4096, 4096)} | options)
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
