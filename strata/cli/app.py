@@ -129,7 +129,7 @@ def bench(
     bench_model(BenchRequest(model, prompts, tokens, depths, repetitions, seed, json), options)
 
 
-@app.command()
+@app.command(cls=Command)
 @boundary
 @with_plan_options
 def plan(

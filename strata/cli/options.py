@@ -73,7 +73,7 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A .gguf file (the first of a split set), hf:owner/repo[/file], or 'demo'.",
+        help="A .gguf file (the first of a split set), hf:owner/repo\\[/file], or 'demo'.",
         show_default=False,
         autocompletion=complete_model,
     ),

@@ -22,6 +22,8 @@ _ALL_LAYERS = 999  # more than any model has, and so the head too
 _KV_TYPES = {"f32": "f32", "f16": "f16", "int8": "q8_0"}
 _BLOCK_BYTES = {"f32": 128, "f16": 64, "q8_0": 34}  # of 32 values
 
+_LEAST_BATCH = 512  # what it takes by itself: a smaller chunk of ours says nothing of its kernels
+
 
 class Buffers(msgspec.Struct, frozen=True, kw_only=True):
     """What llama.cpp will log, in bytes."""
@@ -59,7 +61,8 @@ def llama_cpp(plan: AllocationPlan, model: ModelFacts, path: str) -> LlamaCpp:
         place.append(_experts_flag(first, model))
     if cuda and mode == "none" and not plan.planned_bytes(Tier.PINNED):
         place += ["--no-host", "--no-repack"]
-    numbers = {"-c": plan.context, "-np": 1, "-b": plan.chunk, "-ub": plan.chunk}
+    batch = max(plan.chunk, _LEAST_BATCH)
+    numbers = {"-c": plan.context, "-np": 1, "-b": batch, "-ub": batch}
     rest = [f"{flag} {value}" for flag, value in numbers.items()]
     rest += ["-fa on", f"-ctk {kv}", f"-ctv {kv}", f"--load-mode {mode}"]
     return LlamaCpp(

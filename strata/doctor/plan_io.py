@@ -77,7 +77,8 @@ def _too_small(plan: AllocationPlan, backend: Backend) -> Iterator[str]:
         return
     lie = {line.id: line.tier for line in plan.reservations}
     leanest = backend.host_choices[-1]
-    host = HostChoice(lie.get("embedding", leanest.embedding), lie.get("staging_ring", leanest.staging))
+    staging = lie.get("staging_ring", lie.get("host_io", leanest.staging))  # a model that fits has no ring
+    host = HostChoice(lie.get("embedding", leanest.embedding), staging)
     request = Request(
         context=plan.context,
         kv=plan.kv,

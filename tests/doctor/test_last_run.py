@@ -130,6 +130,7 @@ def answered(seconds: float) -> GenerationStats:
     return GenerationStats(
         reused_tokens=0,
         prefill_tokens=8,
+        prefill_misses=0,
         prefill_s=1.0,
         generated_tokens=101,
         decode_tokens=100,

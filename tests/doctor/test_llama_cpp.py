@@ -84,7 +84,7 @@ def test_a_model_that_fits_goes_to_vram_whole() -> None:
     said = llama_cpp(plan(Q3_30B, "RTX 4090"), Q3_30B, "a model.gguf")
     assert said.arguments[:2] == ("-m", "a model.gguf")
     assert flags(said.arguments[2:]) == (
-        "-sm none -ngl 999 -c 16384 -np 1 -b 4096 -ub 4096 -fa on -ctk f16 -ctv f16 --load-mode none"
+        "-sm none -ngl 999 -c 16384 -np 1 -b 512 -ub 512 -fa on -ctk f16 -ctv f16 --load-mode none"
     )
     assert not any("xperts" in sentence for sentence in said.differences)
 
@@ -92,13 +92,13 @@ def test_a_model_that_fits_goes_to_vram_whole() -> None:
 def test_what_it_cannot_say_is_said() -> None:
     said = llama_cpp(plan(MIXTRAL, "RTX 4090"), MIXTRAL, "m.gguf")
     words = " ".join(said.differences)
-    assert "-ncmoe 12" in flags(said.arguments)
-    for phrase in ("163 slots", "whole layers", "--moe-cache-mib", "Staging ring: none", "256 MiB free"):
+    assert "-ncmoe 10" in flags(said.arguments)
+    for phrase in ("181 slots", "whole layers", "--moe-cache-mib", "Staging ring: none", "256 MiB free"):
         assert phrase in words
-    said = llama_cpp(plan(Q3_235B, "RTX 3060"), Q3_235B, "m.gguf")  # 18 slots hold no layer; some experts page-locked
+    said = llama_cpp(plan(Q3_235B, "RTX 3060"), Q3_235B, "m.gguf")  # 58 slots hold no layer; some experts page-locked
     assert "-cmoe" in said.arguments
     assert flags(said.arguments).endswith("--load-mode mmap")
-    assert any("5,140 in page-locked RAM, 6,892 in the model file" in sentence for sentence in said.differences)
+    assert any("5,138 in page-locked RAM, 6,894 in the model file" in sentence for sentence in said.differences)
 
 
 def test_int8_is_q8_0_and_without_page_locking_none_is_asked_for() -> None:
