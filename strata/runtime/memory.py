@@ -311,6 +311,8 @@ def _words(error: Exception) -> str:
 
 def _plainly(error: Exception) -> str:
     """Say why memory was refused, for people; the log has the type too."""
+    if isinstance(error, MemoryRefused) and error.around:
+        return f"{error}; {error.around}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or "no reason was given"
