@@ -62,7 +62,7 @@ def test_weights_are_counted_as_float32(name: str) -> None:
     assert footprint.head_size(facts).bytes == 4 * facts.embedding * facts.vocab
     expert = 3 * facts.embedding * facts.expert_width * 4
     assert footprint.expert_slot_size(facts).bytes == expert  # these widths are whole cache lines
-    assert str(footprint.head_size(facts).bytes // 4) in footprint.head_size(facts).formula
+    assert f"{footprint.head_size(facts).bytes // 4:,}" in footprint.head_size(facts).formula
 
 
 def test_a_layer_without_attention_keeps_no_cells() -> None:
