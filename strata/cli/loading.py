@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -108,18 +108,21 @@ def load(model: OpenModel, plan: AllocationPlan, options: PlanOptions, log: RunL
         facts[:] = facts or [take_facts(model.file.path)]
         return make_plan(facts[0], model.facts, retry.options)
 
-    def load_once(plan: AllocationPlan) -> Engine:
-        return _load_once(model, plan, log)
-
     return load_on_device(
-        plan, log, load_once, plan_again, wsl=_under_wsl(), may_use_cpu=options.device == "auto", quiet=quiet
+        plan,
+        log,
+        lambda plan: load_once(model, plan, log),
+        plan_again,
+        wsl=_under_wsl(),
+        may_use_cpu=options.device == "auto",
+        quiet=quiet,
     )
 
 
 def load_on_device(
     plan: AllocationPlan,
     log: RunLog,
-    load_once: LoadOnce,
+    load_by: LoadOnce,
     plan_again: Callable[[Retry], AllocationPlan],
     *,
     wsl: bool,
@@ -145,7 +148,7 @@ def load_on_device(
     from strata.cli.replan import other_ways, refusal, say_refused, told
 
     try:
-        return load_once(plan)
+        return load_by(plan)
     except AllocationFailed as error:
         first = error
     retry = second = None
@@ -160,7 +163,7 @@ def load_on_device(
     if not quiet:
         show_plan(second)
     try:
-        return load_once(second)
+        return load_by(second)
     except AllocationFailed as error:
         raise refusal(second, error, wsl=wsl, again=True) from error
 
@@ -169,12 +172,12 @@ def _load_in_ram(model: OpenModel, plan: AllocationPlan, log: RunLog, *, quiet: 
     from strata.cli.ram_replan import plan_in_less_ram
 
     try:
-        return _load_once(model, plan, log)
+        return load_once(model, plan, log)
     except AllocationFailed as refusal:
         second = plan_in_less_ram(model, plan, refusal, log)
     if not quiet:
         show_plan(second)
-    return _load_once(model, second, log)
+    return load_once(model, second, log)
 
 
 def _under_wsl() -> bool:
@@ -183,7 +186,8 @@ def _under_wsl() -> bool:
     return "microsoft" in platform.release().lower()
 
 
-def _load_once(model: OpenModel, plan: AllocationPlan, log: RunLog) -> Engine:
+def load_once(model: OpenModel, plan: AllocationPlan, log: RunLog, **memory: Any) -> Engine:
+    """Load by a plan and show how far it is; `memory` is what `Engine.load` takes of a simulated one."""
     from strata.runtime.engine import Engine
 
     with steps() as progress:
@@ -193,4 +197,5 @@ def _load_once(model: OpenModel, plan: AllocationPlan, log: RunLog) -> Engine:
             progress=lambda done, total: progress("loading", done, total),
             compiling=lambda done, total: progress(f"making kernels ready, {done} of {total}", None, None),
             log=log.event,
+            **memory,
         )

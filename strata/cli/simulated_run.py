@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from strata.cli.loading import load_on_device
-from strata.cli.progress import steps
+from strata.cli.loading import load_on_device, load_once
 from strata.cli.simulation import Simulated, simulate
 from strata.doctor.plan_io import load_plan
 from strata.doctor.planner import make_plan
 from strata.doctor.simulated_backend import SIMULATED
 from strata.errors import PlanMismatch
-from strata.runtime.engine import Engine
 from strata.runtime.runlog import log_folder
 from strata.runtime.simulated import SimulatedDevice
 
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from strata.cli.replan import Retry
     from strata.doctor.facts import Facts
     from strata.doctor.plan import AllocationPlan, PlanOptions
+    from strata.runtime.engine import Engine
     from strata.runtime.runlog import RunLog
 
 _THREADS = 2  # of a run on the CPU that stands in for a recorded GPU: the facts tell of another processor
@@ -76,6 +75,7 @@ def load_simulated(
         It was refused again, or nothing can be planned without it. Nothing stays allocated.
     """
     device = SimulatedDevice(simulated.machine)
+    on_device = {"take": device.take, "held": device.held_bytes}
 
     def plan_again(retry: Retry) -> AllocationPlan:
         if not retry.on_cpu:
@@ -87,7 +87,7 @@ def load_simulated(
     return load_on_device(
         plan,
         log,
-        lambda plan: _load(model, plan, log, device if plan.device.backend == SIMULATED else None),
+        lambda plan: load_once(model, plan, log, **(on_device if plan.device.backend == SIMULATED else {})),
         plan_again,
         wsl=bool(simulated.facts.host.value and simulated.facts.host.value.wsl == "wsl2"),
         may_use_cpu=simulated.may_use_cpu,
@@ -118,15 +118,3 @@ def _on_this_cpu(facts: Facts) -> Facts:
         return facts
     value = msgspec.structs.replace(host.value, cpu_physical=_THREADS)
     return msgspec.structs.replace(facts, host=msgspec.structs.replace(host, value=value))
-
-
-def _load(model: OpenModel, plan: AllocationPlan, log: RunLog, device: SimulatedDevice | None) -> Engine:
-    """Load on the device, or on the CPU without one."""
-    with steps() as progress:
-
-        def tell(done: int, total: int) -> None:
-            progress("loading", done, total)
-
-        if device is None:
-            return Engine.load(model.file, plan, progress=tell, log=log.event)
-        return Engine.load(model.file, plan, progress=tell, log=log.event, take=device.take, held=device.held_bytes)
