@@ -23,9 +23,10 @@ from typing import Any
 import platformdirs
 
 from strata.errors import KernelError
+from strata.kernels.codebooks import definitions
 
 _SOURCES = Path(__file__).with_name("cuda")
-_HEADERS = ("common.cuh", "blocks.cuh", "gemv.cuh")
+_HEADERS = ("ptx.cuh", "common.cuh", "blocks.cuh", "blocks_k.cuh", "codebooks.cuh", "gemv.cuh")
 _OPTIONS = ("-std=c++17", "--ptxas-options=-v", "--no-cache")  # NVRTC's own cache would withhold what ptxas says
 
 
@@ -123,18 +124,8 @@ def cache_folder() -> Path:
 @cache
 def _program(family: str) -> str:
     """Return a family's whole program, its headers in front."""
-    texts = [_grid()] + [(_SOURCES / name).read_text() for name in (*_HEADERS, f"{family}.cu")]
+    texts = [definitions()] + [(_SOURCES / name).read_text() for name in (*_HEADERS, f"{family}.cu")]
     return "\n".join(texts).replace("#pragma once", "")
-
-
-def _grid() -> str:
-    """Define IQ3_S's grid, taken from gguf so that there is one copy of it: four magnitudes to a word."""
-    import numpy as np
-    from gguf.quants import IQ3_S
-
-    IQ3_S.init_grid()  # type: ignore[no-untyped-call]
-    words = np.asarray(IQ3_S.grid).reshape(512, 4).astype(np.uint8).view("<u4").ravel()
-    return f"#define IQ3_S_GRID {','.join(f'{word}u' for word in words)}"
 
 
 @cache

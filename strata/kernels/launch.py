@@ -1,7 +1,7 @@
 """Load compiled kernels into the device and launch them, each while its predecessor still runs.
 
 Launches go through the driver because CuPy has no programmatic dependent launch: from sm_90 on, a kernel may then
-start, and fetch weights, before the one in front of it has finished (see ``cuda/common.cuh``).
+start, and fetch weights, before the one in front of it has finished (see ``cuda/ptx.cuh``).
 """
 
 from __future__ import annotations

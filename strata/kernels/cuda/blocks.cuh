@@ -7,8 +7,9 @@
 //   scales(raw, unit, s, scale, min) and codes(raw, unit, s, i, even, odd): columns 4i, 4i+2 and 4i+1, 4i+3 of sub-block
 //                            s as pairs of halves; the weight is scale * (code + kAdd) - min
 //
-// The codes feed matrix units, so they are made in twos and without conversions: a field is masked into the mantissa of
-// 64, which kAdd takes off again. Such halves are exact. Float types have quad() instead: four columns in float32.
+// The codes feed matrix units, so they are made in twos and without conversions: a field is masked into the mantissa of a
+// power of two, which kAdd takes off again. Such halves are exact; a small power keeps more of the sum's bits, so it is 4
+// where the codes have two bits and 64 at most. Float types have quad() instead: four columns in float32.
 //
 // kLean: few enough registers for 1024 threads of a processor.
 //
@@ -17,11 +18,6 @@
 
 constexpr u32 kNibble = 0x00f000f0u, k64 = 0x54005400u;  // a field of 64 + code: bits 4 to 9 of each half
 
-__device__ __forceinline__ u32 field(u32 w, u32 mask, u32 base) {  // one instruction, which the compiler makes two
-  u32 v;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(w), "r"(mask), "r"(base));
-  return v;
-}
 // The nibbles of four bytes, low or high ones, as 64 + nibble.
 __device__ __forceinline__ void nibbles(u32 w, bool high, u32& even, u32& odd) {
   even = field(high ? w : w << 4, kNibble, k64);
@@ -30,8 +26,8 @@ __device__ __forceinline__ void nibbles(u32 w, bool high, u32& even, u32& odd) {
 // Four int8 as they are: masked into 1024, from where 1152 takes them back. Their sums would lose four bits beside 1152.
 __device__ __forceinline__ void signed_bytes(u32 w, u32& even, u32& odd) {
   w ^= 0x80808080u;
-  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(even) : "r"(__byte_perm(w, 0x64646464u, 0x4240)), "r"(0xe480e480u));
-  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(odd) : "r"(__byte_perm(w, 0x64646464u, 0x4341)), "r"(0xe480e480u));
+  even = add_halves(__byte_perm(w, 0x64646464u, 0x4240), 0xe480e480u);
+  odd = add_halves(__byte_perm(w, 0x64646464u, 0x4341), 0xe480e480u);
 }
 __device__ __forceinline__ u32 word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 __device__ __forceinline__ u32 word(const uint2& v, int i) { return i == 0 ? v.x : v.y; }
@@ -143,6 +139,51 @@ struct Q4_1 : Nibbles {  // planes: codes 16, d and m 4
   }
 };
 
+// The fifth bits of columns 4i to 4i + 3, the low bits of `w`, as 16 on top of what nibbles() gave.
+__device__ __forceinline__ void fifth_bits(u32 w, u32& even, u32& odd) {
+  even = field((w & 5) * 0x00400100u, 0x01000100u, even);  // bits 0 and 2 to 8 and 24
+  odd = field((w & 10) * 0x00200080u, 0x01000100u, odd);   // bits 1 and 3
+}
+
+struct Q5_0 : Nibbles {  // planes: codes 16, fifth bits 4, d 2
+  static constexpr float kAdd = -64 - 16;
+  struct Raw {
+    uint4 q;
+    u32 high;
+    u16 d;
+  };
+  static __device__ __forceinline__ Raw load(const u8* w, u64 blocks, u64 unit) {
+    return {load16(w + unit * 16), load4(w + blocks * 16 + unit * 4), load2(w + blocks * 20 + unit * 2)};
+  }
+  static __device__ __forceinline__ void scales(const Raw& r, int, int, float& scale, float& min) {
+    scale = half_to_float(r.d);
+    min = 0;
+  }
+  static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
+    nibbles(word(r.q, i), s, even, odd);
+    fifth_bits(r.high >> 16 * s + 4 * i, even, odd);
+  }
+};
+
+struct Q5_1 : Nibbles {  // planes: codes 16, fifth bits 4, d and m 4
+  static constexpr float kAdd = -64;
+  struct Raw {
+    uint4 q;
+    u32 high, dm;
+  };
+  static __device__ __forceinline__ Raw load(const u8* w, u64 blocks, u64 unit) {
+    return {load16(w + unit * 16), load4(w + blocks * 16 + unit * 4), load4(w + blocks * 20 + unit * 4)};
+  }
+  static __device__ __forceinline__ void scales(const Raw& r, int, int, float& scale, float& min) {
+    scale = half_to_float(r.dm);
+    min = -half_to_float(r.dm >> 16);
+  }
+  static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
+    nibbles(word(r.q, i), s, even, odd);
+    fifth_bits(r.high >> 16 * s + 4 * i, even, odd);
+  }
+};
+
 // Looks four nibbles of one kind (low or high) of `w` up in a table of 16 int8.
 __device__ __forceinline__ u32 lookup(u32 w, int high, u32 t0, u32 t1, u32 t2, u32 t3) {
   u32 n = (high ? w >> 4 : w) & 0x0f0f0f0fu;
@@ -151,7 +192,37 @@ __device__ __forceinline__ u32 lookup(u32 w, int high, u32 t0, u32 t1, u32 t2, u
   return __byte_perm(low, up, (s & 0x8888u) >> 1 | 0x3210u);
 }
 
-struct MXFP4 : Nibbles {  // planes: codes 16, exponent 1; codes are E2M1 doubled, as halves whose lower byte is 0
+// IQ4_NL's and IQ4_XS's 16 values.
+__device__ __forceinline__ void nonlinear(u32 w, int high, u32& even, u32& odd) {
+  signed_bytes(lookup(w, high, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u), even, odd);
+}
+
+struct IQ4_NL : Nibbles {  // planes: codes 16, d 2
+  static constexpr float kAdd = 0;
+  struct Raw {
+    uint4 q;
+    u16 d;
+  };
+  static __device__ __forceinline__ Raw load(const u8* w, u64 blocks, u64 unit) {
+    return {load16(w + unit * 16), load2(w + blocks * 16 + unit * 2)};
+  }
+  static __device__ __forceinline__ void scales(const Raw& r, int, int, float& scale, float& min) {
+    scale = half_to_float(r.d);
+    min = 0;
+  }
+  static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
+    nonlinear(word(r.q, i), s, even, odd);
+  }
+};
+
+// E2M1 values, doubled: their halves have a lower byte of 0.
+__device__ __forceinline__ void e2m1(u32 w, int high, u32& even, u32& odd) {
+  u32 upper = lookup(w, high, 0x42403c00u, 0x4a484644u, 0xc2c0bc80u, 0xcac8c6c4u);
+  even = __byte_perm(upper, 0, 0x2404);
+  odd = __byte_perm(upper, 0, 0x3414);
+}
+
+struct MXFP4 : Nibbles {  // planes: codes 16, exponent 1
   static constexpr float kAdd = 0;
   struct Raw {
     uint4 q;
@@ -165,153 +236,27 @@ struct MXFP4 : Nibbles {  // planes: codes 16, exponent 1; codes are E2M1 double
     min = 0;
   }
   static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
-    u32 upper = lookup(word(r.q, i), s, 0x42403c00u, 0x4a484644u, 0xc2c0bc80u, 0xcac8c6c4u);
-    even = __byte_perm(upper, 0, 0x2404);
-    odd = __byte_perm(upper, 0, 0x3414);
+    e2m1(word(r.q, i), s, even, odd);
   }
 };
 
-// ---- blocks of 256 ----
-
-// The 6-bit scale and min of sub-blocks 2j and 2j+1 as packed by Q4_K and Q5_K; `h` is the first 16 bytes of a block.
-__device__ __forceinline__ void k_scales(const uint4& h, int j, u32& scale, u32& min) {
-  int shift = j * 16 & 16;
-  u32 a = h.y >> shift, b = h.z >> shift, c = h.w >> shift;
-  bool low = j < 2;
-  scale = low ? a & 0x3f3fu : (c & 0x0f0fu) | (a >> 2 & 0x3030u);
-  min = low ? b & 0x3f3fu : (c >> 4 & 0x0f0fu) | (b >> 2 & 0x3030u);
-}
-
-struct SuperBlock64 {  // a unit is 32 bytes of codes: low nibbles, then high nibbles, 32 columns each
-  static constexpr bool kCoded = true;
-  static constexpr int kBlock = 256, kUnit = 64, kSubs = 2, kSubLen = 32;
-  static __device__ __forceinline__ int column(int unit, int s) { return unit * 64 + s * 32; }
-  static __device__ __forceinline__ void scales_of(const uint4& head, int unit, int s, float& scale, float& min) {
-    u32 sc, m;
-    k_scales(head, unit & 3, sc, m);
-    scale = half_to_float(head.x) * (float)(sc >> 8 * s & 0xff);
-    min = half_to_float(head.x >> 16) * (float)(m >> 8 * s & 0xff);
-  }
-};
-
-struct Q4_K : SuperBlock64 {
-  static constexpr bool kLean = true;
-  static constexpr float kAdd = -64;
-  struct Raw {
-    uint4 head, a, b;
-  };
-  static __device__ __forceinline__ Raw load(const u8* w, u64, u64 unit) {
-    const u8* block = w + unit / 4 * 144;
-    const u8* q = block + 16 + unit % 4 * 32;
-    return {load16(block), load16(q), load16(q + 16)};
-  }
-  static __device__ __forceinline__ void scales(const Raw& r, int unit, int s, float& scale, float& min) {
-    scales_of(r.head, unit, s, scale, min);
-  }
-  static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
-    nibbles(i < 4 ? word(r.a, i) : word(r.b, i - 4), s, even, odd);
-  }
-};
-
-struct Q5_K : SuperBlock64 {
-  static constexpr bool kLean = false;
-  static constexpr float kAdd = -64;
-  struct Raw {
-    uint4 head, h0, h1, a, b;
-  };
-  static __device__ __forceinline__ Raw load(const u8* w, u64, u64 unit) {
-    const u8* block = w + unit / 4 * 176;
-    const u8* q = block + 48 + unit % 4 * 32;
-    return {load16(block), load16(block + 16), load16(block + 32), load16(q), load16(q + 16)};
-  }
-  static __device__ __forceinline__ void scales(const Raw& r, int unit, int s, float& scale, float& min) {
-    scales_of(r.head, unit, s, scale, min);
-  }
-  static __device__ __forceinline__ void codes(const Raw& r, int unit, int s, int i, u32& even, u32& odd) {
-    nibbles(i < 4 ? word(r.a, i) : word(r.b, i - 4), s, even, odd);
-    u32 h = (i < 4 ? word(r.h0, i) : word(r.h1, i - 4)) >> (unit & 3) * 2 + s;
-    even = field(h << 8, 0x01000100u, even);
-    odd = field(h, 0x01000100u, odd);
-  }
-};
-
-struct Q6_K {  // planes: low bits 128, high bits 64, scales 16, d 2; a unit is 16 + 16 low and 16 high bytes
-  static constexpr bool kCoded = true, kLean = false;
-  static constexpr int kBlock = 256, kUnit = 64, kSubs = 4, kSubLen = 16;
-  static constexpr float kAdd = -64 - 32;
-  struct Raw {
-    uint4 a, b, h;
-    uint2 sc;
-    u16 d;
-  };
-  static __device__ __forceinline__ Raw load(const u8* w, u64 blocks, u64 unit) {
-    const u8* low = w + unit / 2 * 64 + (unit & 1) * 16;
-    return {load16(low), load16(low + 32), load16(w + blocks * 128 + unit * 16),
-            load8(w + blocks * 192 + unit / 2 * 8), load2(w + blocks * 208 + unit / 4 * 2)};
-  }
-  static __device__ __forceinline__ int column(int unit, int s) { return unit / 2 * 128 + s * 32 + (unit & 1) * 16; }
-  static __device__ __forceinline__ void scales(const Raw& r, int unit, int s, float& scale, float& min) {
-    u32 w = (s < 2 ? r.sc.x : r.sc.y) >> (unit & 1) * 8;
-    scale = half_to_float(r.d) * (float)(int)(i8)(s % 2 == 0 ? w : w >> 16);
-    min = 0;
-  }
-  static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
-    u32 h = word(r.h, i);
-    nibbles(word(s % 2 == 0 ? r.a : r.b, i), s >= 2, even, odd);
-    even = field(h << 8 - 2 * s, 0x03000300u, even);
-    odd = field(h >> 2 * s, 0x03000300u, odd);
-  }
-};
-
-struct IQ4_XS : Nibbles {  // planes: codes 128, head (d 2, high scale bits 2, low scale bits 4) 8
-  static constexpr int kBlock = 256;
+struct NVFP4 : Nibbles {  // planes: codes 32, scales 4; of 16 columns, eight low nibbles go before eight high ones
+  static constexpr int kBlock = 64;
   static constexpr float kAdd = 0;
   struct Raw {
     uint4 q;
-    uint2 head;
-  };
-  static __device__ __forceinline__ Raw load(const u8* w, u64 blocks, u64 unit) {
-    return {load16(w + unit * 16), load8(w + blocks * 128 + unit / 8 * 8)};
-  }
-  static __device__ __forceinline__ void scales(const Raw& r, int unit, int, float& scale, float& min) {
-    int i = unit & 7;
-    int code = (r.head.y >> 4 * i & 15) | (r.head.x >> 16 >> 2 * i & 3) << 4;
-    scale = half_to_float(r.head.x) * (float)(code - 32);
-    min = 0;
-  }
-  static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
-    signed_bytes(lookup(word(r.q, i), s, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u), even, odd);
-  }
-};
-
-#ifdef IQ3_S_GRID
-__device__ const u32 kIq3sGrid[512] = {IQ3_S_GRID};
-
-struct IQ3_S {  // planes: grid indices 64, signs 32, high index bits 8, scales 4, d 2
-  static constexpr bool kCoded = true, kLean = false;
-  static constexpr int kBlock = 256, kUnit = 32, kSubs = 1, kSubLen = 32;
-  static constexpr float kAdd = -64 - 16;
-  struct Raw {
-    uint2 q;
-    u32 signs, high, scale;
     u16 d;
   };
   static __device__ __forceinline__ Raw load(const u8* w, u64 blocks, u64 unit) {
-    return {load8(w + unit * 8), load4(w + blocks * 64 + unit * 4), load1(w + blocks * 96 + unit),
-            load1(w + blocks * 104 + unit / 2), load2(w + blocks * 108 + unit / 8 * 2)};
+    return {load16(w + unit * 16), load2(w + blocks * 32 + unit * 2)};
   }
-  static __device__ __forceinline__ int column(int unit, int) { return unit * 32; }
-  static __device__ __forceinline__ void scales(const Raw& r, int unit, int, float& scale, float& min) {
-    scale = half_to_float(r.d) * (float)(1 + 2 * (r.scale >> 4 * (unit & 1) & 15));
+  static __device__ __forceinline__ void scales(const Raw& r, int, int s, float& scale, float& min) {
+    u32 x = r.d >> 8 * s & 0xff, e = x >> 3 & 15, m = x & 7;  // E4M3 without its sign, halved
+    float power = __uint_as_float((116 + max(e, 1u)) << 23);  // 2^(e - 11)
+    scale = x == 0x7f ? 0.0f : (float)(int)(e ? 8 + m : m) * power;
     min = 0;
   }
-  static __device__ __forceinline__ void codes(const Raw& r, int, int, int i, u32& even, u32& odd) {
-    u32 g = __ldg(kIq3sGrid + ((word(r.q, i / 4) >> 8 * (i % 4) & 0xff) | (r.high >> i & 1) << 8));
-    u32 s = r.signs >> 4 * i;  // a set bit turns a byte m into ~m + 1 = -m; 16 more make it fit five bits
-    u32 flip = (s & 1 ? 0xffu : 0) | (s & 2 ? 0xff00u : 0) | (s & 4 ? 0xff0000u : 0) | (s & 8 ? 0xff000000u : 0);
-    u32 code = __vadd4(g ^ flip, (flip & 0x01010101u) + 0x10101010u);
-    even = (code & 0x00ff00ffu) * 16 + k64;
-    odd = (code >> 8 & 0x00ff00ffu) * 16 + k64;
+  static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
+    e2m1(word(r.q, 2 * s + i % 2), i / 2, even, odd);
   }
 };
-#endif

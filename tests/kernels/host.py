@@ -1,0 +1,106 @@
+"""The CUDA kernels on a CPU: their own sources, compiled by a C++ compiler with `simt.h`, behind the same `CudaOps`."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.kernels import compile as cuda
+from strata.kernels.codebooks import definitions
+from strata.kernels.compile import Kernel
+from tests.runtime.cuda.simulated_cupy import DeviceArray, simulated_cuda
+
+COMPILER = shutil.which("g++")
+_HEADER = Path(__file__).with_name("simt.h")
+_OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-w", "-U_FORTIFY_SOURCE")
+
+Found = tuple[Path, str]  # library and the name of a kernel's launcher in it
+
+
+def compile_for_host(kernels: Collection[Kernel], folder: Path) -> dict[Kernel, Found]:
+    """Compile kernels to libraries of several in parallel."""
+    families = defaultdict(list)
+    for kernel in sorted(kernels):
+        families[kernel.family].append(kernel.expression)
+    parts = [
+        (family, expressions[start : start + 14])
+        for family, expressions in families.items()
+        for start in range(0, len(expressions), 14)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        libraries = list(pool.map(lambda part: _library(*part, folder), parts))
+    return {
+        Kernel(family, expression): (library, f"launch_{i}")
+        for (family, expressions), library in zip(parts, libraries, strict=True)
+        for i, expression in enumerate(expressions)
+    }
+
+
+def _library(family: str, expressions: Sequence[str], folder: Path) -> Path:
+    headers = [(cuda._SOURCES / name).read_text() for name in cuda._HEADERS if name != "ptx.cuh"]
+    source = (cuda._SOURCES / f"{family}.cu").read_text()
+    launchers = [
+        f'extern "C" void launch_{i}(const u32* grid, u32 threads, void** arguments, u32 shared) {{\n'
+        f"  simt::run({expression}, grid, threads, arguments, shared);\n}}"
+        for i, expression in enumerate(expressions)
+    ]
+    text = "\n".join([_HEADER.read_text(), definitions(), *headers, source, *launchers])
+    text = text.replace("extern __shared__ float4 shared[];", "float4* shared = simt::dynamic_shared();")
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.so"
+    if not path.exists():
+        whole = path.with_suffix(".cpp")
+        whole.write_text(text.replace("#pragma once", ""))
+        assert COMPILER
+        done = subprocess.run([COMPILER, *_OPTIONS, "-o", path, whole], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:4000]
+    return path
+
+
+class HostKernel:
+    """Stands in for `strata.kernels.launch.LoadedKernel`."""
+
+    def __init__(self, found: Found) -> None:
+        path, name = found
+        self._launch = getattr(ctypes.CDLL(str(path)), name)
+
+    def __call__(self, grid: tuple[int, ...], threads: int, arguments: Sequence[Any], stream: int, shared: int = 0) -> None:
+        addresses = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
+        self._launch((ctypes.c_uint * 3)(*(*grid, 1, 1)[:3]), threads, addresses, shared)
+
+    def unload(self) -> None:
+        """Do nothing: the library stays."""
+
+
+@contextmanager
+def kernels_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path, capacity: int = 1 << 30) -> Iterator[Any]:
+    """Put a CuPy in the place of the real one whose kernels run on this CPU; yields `strata.kernels.cuda_ops`."""
+
+    def compiled(kernels: Collection[Kernel], arch: int, cache: Path | None = None, *_: Callable[..., None]) -> Any:
+        return compile_for_host(kernels, folder)
+
+    with simulated_cuda(monkeypatch, capacity), monkeypatch.context() as patch:
+        from strata.kernels import cuda_ops
+
+        patch.setattr(cuda_ops, "compile_kernels", compiled)
+        patch.setattr(cuda_ops, "LoadedKernel", lambda found, overlap: HostKernel(found))
+        yield cuda_ops
+
+
+def on_host(array: np.ndarray) -> Any:
+    """Return a copy of an array that passes for one on the device, aligned as there."""
+    raw = np.empty(array.nbytes + 256, np.uint8)
+    start = -raw.ctypes.data % 256
+    out = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape).view(DeviceArray)
+    out[...] = array
+    return out
