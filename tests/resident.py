@@ -19,7 +19,7 @@ from strata.kernels.ops import ExpertWave, KvLayer
 from strata.runtime.models import Decoder, build_model, load_config
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden"
-DTYPES: dict[str, DTypeLike] = {"f16": np.float16, "f32": np.float32, "i32": np.int32}
+DTYPES: dict[str, DTypeLike] = {"f16": np.float16, "f32": np.float32, "i32": np.int32, "int8": np.int8}
 
 
 def allocate(spec: footprint.BufferSpec) -> np.ndarray:

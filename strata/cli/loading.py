@@ -60,7 +60,7 @@ def plan_to_run(
     chosen = options.device, options.gpu, options.vram_budget_bytes, options.vram_reserve_bytes
     if saved is not None or plan.device.backend != "cuda" or chosen != ("auto", None, None, None):
         return plan, notes
-    found = why_not(model.file, model.facts, plan.kv)
+    found = why_not(model.file, model.facts)
     if found is None and plan.shortfall is not None:
         found = plan.shortfall.sentence.removesuffix(".")
     if found is None:

@@ -155,7 +155,7 @@ def plan_options(
         ),
     ] = None,
     kv: Annotated[
-        str | None, _memory("--kv", "f16|int8|f32", "Type of the KV cache (GPU: f16, int8; CPU: f32, f16).")
+        str | None, _memory("--kv", "f16|int8|f32", "Type of the KV cache (default: f16 on a GPU, f32 on the CPU).")
     ] = None,
     vram_budget: Annotated[
         int | None,

@@ -26,7 +26,7 @@ CONTEXT_STEP = 256  # tokens
 MEMORY_STEP = MIB
 LEAST_RESERVE = 128 * MIB  # of VRAM; below it, drivers alone could take what the plan needs
 _MOST_MEMORY = 1 << 40  # bytes; a cap beyond every machine is no cap
-_LEANER_KV = {"f32": "f16"}  # int8 is smaller still, but no backend runs it yet
+_LEANER_KV = {"f32": ("f16", "int8"), "f16": ("int8",)}
 
 Value: TypeAlias = int | str
 Fits: TypeAlias = Callable[[PlanOptions], bool]
@@ -145,7 +145,7 @@ def _knobs(plan: AllocationPlan) -> Iterator[Knob]:
     if plan.kv in _LEANER_KV:
         yield Knob(
             "kv",
-            (_LEANER_KV[plan.kv],),
+            _LEANER_KV[plan.kv],
             lambda v: f"--kv {v}",
             lambda v: f"Keep the KV cache as {v}, at less precision",
         )

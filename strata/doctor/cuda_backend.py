@@ -17,7 +17,7 @@ from strata.doctor.plan import DeviceRef, PlanOptions, Reservation, SlotClass, T
 from strata.doctor.request import Request, minimum_slots
 from strata.doctor.speed import PROMPT, Speeds, Traffic
 from strata.doctor.units import MIB, round_up, size
-from strata.gguf import cuda_footprint
+from strata.gguf import cuda_footprint, footprint
 from strata.gguf.footprint import Size
 from strata.gguf.model_facts import ModelFacts
 
@@ -107,7 +107,7 @@ class CudaBackend:
                 f"KV cache, {request.kv}",
                 Tier.VRAM,
                 cuda_footprint.kv_cache_size(m, request.context, request.kv),
-                2 * m.layers,
+                footprint.kv_arrays(request.kv) * m.layers,
             ),
             line("recurrent_state", "recurrent state, float32", Tier.VRAM, recurrent_state(m)),
             line(

@@ -41,7 +41,7 @@ _READY_OTHERWISE = 0.36e9  # the IQ2 and IQ3 types
 class NumpyBackend:
     """Implements `candidates.Backend`."""
 
-    kv_types: tuple[str, ...] = ("f32", "f16")
+    kv_types: tuple[str, ...] = ("f32", "f16", "int8")
     chunks: tuple[int, ...] = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
     host_choices: tuple[HostChoice, ...] = (
         HostChoice(Tier.PAGEABLE, Tier.PAGEABLE),
@@ -83,7 +83,7 @@ class NumpyBackend:
         """Make the lines that do not depend on where the host's lie."""
         m = self._model
         work = footprint.workspace(m, chunk, request.kv, request.threads)
-        kv_arrays = 2 * sum(groups > 0 for groups in m.kv_heads)
+        kv_arrays = footprint.kv_arrays(request.kv) * sum(groups > 0 for groups in m.kv_heads)
         context = footprint.Size(
             _CONTEXT_BASE + _CONTEXT_PER_THREAD * request.threads + _CONTEXT_PER_TOKEN * m.vocab,
             f"64 MiB + {request.threads} threads x 34 MiB + {m.vocab:,} tokens x 1 KiB",

@@ -32,7 +32,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"  # "auto", "cpu", "cuda"; "simulated" where the facts are those of `--simulate`
     gpu: str | None = None  # index or UUID
     max_context: int | None = None
-    kv: str | None = None  # "f16", "f32" (numpy) or "int8" (cuda); None is the backend's default
+    kv: str | None = None  # "f16", "f32" or "int8"; None is the backend's default
     vram_budget_bytes: int | None = None  # everything the process takes on the device, context and reserve included
     ram_budget_bytes: int | None = None  # everything the process takes in host RAM
     pinned_budget_bytes: int | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from strata.gguf import footprint
 from strata.gguf.footprint import ITEM_BYTES, BufferSpec, Size
 from strata.gguf.model_facts import ModelFacts
 
@@ -19,7 +20,6 @@ CHOSEN = 4  # tokens that are chosen on the device before the host looks at the 
 SAMPLE_STRETCH = 64  # as in `strata.kernels.cuda_layout`
 LOAD_PIECE = 4 << 20  # bytes of the file that are brought to the device at once
 LOAD_PIECES = 8  # on their way at the same time
-KV_GROUP = 64  # values of an int8 KV cache that share one f16 scale
 
 
 def dense_size(model: ModelFacts) -> Size:
@@ -33,14 +33,12 @@ def dense_size(model: ModelFacts) -> Size:
 
 def kv_cache_size(model: ModelFacts, context: int, kv: str) -> Size:
     """Bytes of keys, values and index keys of `context` tokens; `kv` is "f16", "f32" or "int8"."""
-    groups = sum(model.kv_heads)
-    values = groups * (model.key_length + model.value_length) + model.index_values
-    if kv == "int8":
-        return Size(
-            context * (values + 2 * -(-values // KV_GROUP)),
-            f"{context:,} tokens x {values:,} values x (1 + 2 / {KV_GROUP})",
-        )
-    return Size(context * values * ITEM_BYTES[kv], f"{context:,} tokens x {values:,} values x {ITEM_BYTES[kv]}")
+    kept = footprint.kv_cache_size(model, context, kv)
+    if not model.index_values:
+        return kept
+    scales = footprint.kv_scales(model.index_values) if kv == "int8" else 0
+    index = model.index_values * ITEM_BYTES[kv] + scales * ITEM_BYTES["f16"]
+    return Size(kept.bytes + context * index, f"{kept.formula} + {context:,} x {index:,} of index keys")
 
 
 def workspace(model: ModelFacts, chunk: int) -> tuple[BufferSpec, ...]:

@@ -7,6 +7,7 @@ the letters of `strata.kernels.ops`; C is the largest chunk of tokens in one cal
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strata.gguf.model_facts import ModelFacts
@@ -17,7 +18,8 @@ TOKEN_BLOCK = 128  # tokens that one feed-forward product handles at a time
 SLOT_ALIGNMENT = 64  # bytes: a cache line
 DEQUANTISE_TEMPORARY_BYTES = 2 << 20  # most that `kernels.dequant.dequantise` allocates at once, for any type
 
-ITEM_BYTES = {"f16": 2, "f32": 4, "i32": 4, "u8": 1, "u32": 4}
+ITEM_BYTES = {"f16": 2, "f32": 4, "i32": 4, "int8": 1, "u8": 1, "u32": 4}
+KV_GROUP = 64  # values of a head that share one f16 scale in an int8 KV cache, as in `strata.kernels.kv_int8`
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def workspace(model: ModelFacts, chunk: int, kv: str, threads: int) -> tuple[Buf
     chunk : int
         Tokens of the largest call, C.
     kv : str
-        Type of the KV cache, "f16" or "f32"; f16 cells are widened block by block.
+        Type of the KV cache, "f16", "f32" or "int8"; what is not f32 is widened block by block.
     threads : int
         Threads that compute; each has its own scratch.
 
@@ -82,7 +84,7 @@ def workspace(model: ModelFacts, chunk: int, kv: str, threads: int) -> tuple[Buf
         BufferSpec("ops.scores", (threads, queries, CELL_BLOCK)),
         BufferSpec("ops.attended", (threads, 2, queries, value)),
     ]
-    if kv == "f16":
+    if kv != "f32":
         buffers.append(BufferSpec("ops.cells", (threads, 2, CELL_BLOCK, groups * max(key, value))))
     if model.experts:
         rows = max(tokens, model.top_k)
@@ -130,26 +132,45 @@ def logits(model: ModelFacts, rows: int = 1) -> BufferSpec:
     return BufferSpec("logits", (rows, model.vocab))
 
 
-def kv_cache(model: ModelFacts, context: int, kv: str) -> tuple[tuple[BufferSpec, BufferSpec] | None, ...]:
-    """Keys and values of each layer for `context` cells; None for a layer that keeps none."""
+def kv_cache(model: ModelFacts, context: int, kv: str) -> tuple[tuple[BufferSpec, ...] | None, ...]:
+    """Keys and values of each layer for `context` cells, and scales of int8 ones; None for a layer that keeps none."""
+    kinds = {"keys": model.key_length, "values": model.value_length}
     return tuple(
-        (
-            BufferSpec(f"keys.{layer}", (context, groups, model.key_length), kv),
-            BufferSpec(f"values.{layer}", (context, groups, model.value_length), kv),
-        )
-        if groups
-        else None
+        _kv_layer(layer, (context, groups), kinds, kv) if groups else None
         for layer, groups in enumerate(model.kv_heads)
     )
+
+
+def _kv_layer(layer: int, cells: tuple[int, int], kinds: Mapping[str, int], kv: str) -> tuple[BufferSpec, ...]:
+    specs = [BufferSpec(f"{name}.{layer}", (*cells, length), kv) for name, length in kinds.items()]
+    if kv == "int8":
+        specs += [
+            BufferSpec(f"scales of {name}.{layer}", (*cells, kv_scales(length)), "f16")
+            for name, length in kinds.items()
+        ]
+    return tuple(specs)
+
+
+def kv_arrays(kv: str) -> int:
+    """Return how many arrays `kv_cache` lists for a layer."""
+    return 4 if kv == "int8" else 2
+
+
+def kv_scales(length: int) -> int:
+    """Return how many scales a head of `length` values has in an int8 KV cache."""
+    return -(-length // KV_GROUP)
 
 
 def kv_cache_size(model: ModelFacts, context: int, kv: str) -> Size:
     """Bytes of the KV cache of one sequence of `context` tokens."""
     groups, item = sum(model.kv_heads), ITEM_BYTES[kv]
-    formula = (
-        f"{context:,} tokens x {groups} KV heads of all layers x ({model.key_length} + {model.value_length}) x {item}"
-    )
-    return Size(context * groups * (model.key_length + model.value_length) * item, formula)
+    head = (model.key_length + model.value_length) * item
+    terms = f"({model.key_length} + {model.value_length}) x {item}"
+    if kv == "int8":
+        scales = kv_scales(model.key_length) + kv_scales(model.value_length)
+        head += scales * ITEM_BYTES["f16"]
+        terms = f"({terms} + {scales} scales x {ITEM_BYTES['f16']})"
+    return Size(context * groups * head, f"{context:,} tokens x {groups} KV heads of all layers x {terms}")
 
 
 def dense_size(model: ModelFacts) -> Size:

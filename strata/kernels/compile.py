@@ -26,7 +26,7 @@ from strata.errors import KernelError
 from strata.kernels.codebooks import definitions
 
 _SOURCES = Path(__file__).with_name("cuda")
-_HEADERS = ("ptx.cuh", "common.cuh", "blocks.cuh", "blocks_k.cuh", "codebooks.cuh", "gemv.cuh")
+_HEADERS = ("ptx.cuh", "common.cuh", "blocks.cuh", "blocks_k.cuh", "codebooks.cuh", "gemv.cuh", "heads.cuh", "kv.cuh")
 _OPTIONS = ("-std=c++17", "--ptxas-options=-v", "--no-cache")  # NVRTC's own cache would withhold what ptxas says
 
 
@@ -121,10 +121,14 @@ def cache_folder() -> Path:
     return (Path(own) if own else platformdirs.user_cache_path("strata", appauthor=False)) / "kernels"
 
 
+def _program(kernel: Kernel) -> str:
+    """Return a kernel's whole program, its headers in front."""
+    return f"{definitions(kernel.expression)}\n{_sources(kernel.family)}"
+
+
 @cache
-def _program(family: str) -> str:
-    """Return a family's whole program, its headers in front."""
-    texts = [definitions()] + [(_SOURCES / name).read_text() for name in (*_HEADERS, f"{family}.cu")]
+def _sources(family: str) -> str:
+    texts = [(_SOURCES / name).read_text() for name in (*_HEADERS, f"{family}.cu")]
     return "\n".join(texts).replace("#pragma once", "")
 
 
@@ -157,7 +161,7 @@ def _version() -> str:
 
 
 def _key(kernel: Kernel, arch: int) -> str:
-    parts = (_program(kernel.family), kernel.expression, str(arch), _version(), *_OPTIONS)
+    parts = (_program(kernel), kernel.expression, str(arch), _version(), *_OPTIONS)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -167,9 +171,7 @@ def _compile(kernel: Kernel, arch: int) -> Compiled:
     started = time.perf_counter()
     check = partial(_check, asked=asked)
     name = kernel.expression.encode()
-    program = check(
-        nvrtc.nvrtcCreateProgram(_program(kernel.family).encode(), f"{kernel.family}.cu".encode(), 0, [], [])
-    )
+    program = check(nvrtc.nvrtcCreateProgram(_program(kernel).encode(), f"{kernel.family}.cu".encode(), 0, [], []))
     check(nvrtc.nvrtcAddNameExpression(program, name))
     options = [option.encode() for option in (f"--gpu-architecture=sm_{arch}", *_OPTIONS)]
     failed = int(nvrtc.nvrtcCompileProgram(program, len(options), options)[0])

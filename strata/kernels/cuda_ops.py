@@ -19,6 +19,7 @@ from strata.kernels.launch import Argument, LoadedKernel
 from strata.kernels.ops import Array, KvLayer, Rope, RopeStyle
 
 _FRESH = 8  # most tokens that attention appends by itself (kFresh there)
+_KV_CELLS = {"float16": "KvF16", "float32": "KvF32", "int8": "KvInt8"}  # of cuda/kv.cuh
 _WARP = 32
 _TILE_ROWS = 16  # of a team of warps (kTileRows in cuda/gemv.cuh)
 _ROUTE_THREADS = 128
@@ -74,6 +75,10 @@ class _Heads(ctypes.Structure):
         ("eps", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("dims", "heads", "kv_heads")),
     )
+
+
+class _Cells(ctypes.Structure):
+    _fields_ = (("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p))
 
 
 class _Pool(ctypes.Structure):
@@ -228,17 +233,18 @@ class CudaOps:
         )
         together = heads_together(heads, groups, size)
         neox = str(rope.style is RopeStyle.NEOX).lower()
-        cell = "KvF16" if kv.keys.dtype == cupy.float16 else "KvF32"
+        cell = _KV_CELLS[kv.keys.dtype.name]
+        keys, values = _cells(kv.keys, kv.key_scales), _cells(kv.values, kv.value_scales)
         if tokens > _FRESH:
             grid = (-(-2 * groups // 4), tokens)
-            arguments = (prepared, position, kv.keys, kv.values)
+            arguments = (prepared, position, keys, values)
             self._launch("attention", f"append<{size},{neox},{cell}>", grid, 128, *arguments)
         self._launch(
             "attention",
             f"attend<{size},{together},{neox},{str(tokens <= _FRESH).lower()},{cell}>",
             (ATTENTION_SPLITS, heads // together, tokens),
             256,
-            *(prepared, position, kv.keys, kv.values, scale, out, self._scratch["partial"], self._scratch["counters"]),
+            *(prepared, position, keys, values, scale, out, self._scratch["partial"], self._scratch["counters"]),
         )
 
     def route(
@@ -371,6 +377,10 @@ def heads_together(heads: int, groups: int, size: int) -> int:
     """Return how many query heads of a KV head one block of attention takes: a divisor, 1024 floats at most."""
     each = heads // groups
     return next(r for r in range(min(8, each, 1024 // size), 0, -1) if each % r == 0)
+
+
+def _cells(cells: Array, scales: Array | None) -> Argument:
+    return ctypes.c_void_p(_pointer(cells)) if scales is None else _Cells(_pointer(cells), _pointer(scales))
 
 
 def _staged(columns: int, tokens: int) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strata.kernels.kv_int8 import dequantise_cells
 from strata.kernels.numpy_math import Floats
 from strata.kernels.ops import KvLayer
 from strata.kernels.workers import WORTH_A_THREAD, Workers
@@ -72,7 +74,9 @@ class NumpyAttention:
         for start in range(0, first + t, block):
             cells = slice(start, min(start + block, first + t))
             scores = _shaped(self._scores[worker], (g, t * r, cells.stop - start))
-            _products(self._widened(kv.keys[cells, groups], worker, 0).transpose(1, 0, 2), queries, scores)
+            _products(
+                self._widened(kv.keys, kv.key_scales, (cells, groups), worker, 0).transpose(1, 0, 2), queries, scores
+            )
             if cells.stop > first + 1:
                 future = np.arange(start, cells.stop) > np.arange(first, first + t)[:, None]
                 np.copyto(scores.reshape(g, t, r, -1), -np.inf, where=future[:, None])
@@ -80,7 +84,7 @@ class NumpyAttention:
             if start > 0:
                 np.maximum(highest, new, out=new)
             np.exp(np.subtract(scores, new, out=scores), out=scores)
-            values = self._widened(kv.values[cells, groups], worker, 1).transpose(1, 2, 0)
+            values = self._widened(kv.values, kv.value_scales, (cells, groups), worker, 1).transpose(1, 2, 0)
             if start == 0:
                 _products(values, scores, total)
                 weight = scores.sum(axis=-1, keepdims=True)
@@ -93,13 +97,24 @@ class NumpyAttention:
             highest = new
         np.divide(total.reshape(out.shape), weight.reshape(g, t, r, 1), out=out)
 
-    def _widened(self, cells: NDArray[np.generic], worker: int, which: int) -> Floats:
-        """Cells as float32: themselves, or a widened copy in scratch."""
+    def _widened(
+        self,
+        cache: NDArray[Any],
+        scales: NDArray[np.float16] | None,
+        where: tuple[slice, slice],
+        worker: int,
+        which: int,
+    ) -> Floats:
+        """Some cells of some heads as float32: themselves, or a copy in scratch."""
+        cells = cache[where]
         if cells.dtype == np.float32:
-            return cells  # type: ignore[return-value]
-        assert self._cells is not None, "an f16 KV cache needs a workspace made for it"
+            return cells
+        assert self._cells is not None, "a KV cache that is not f32 needs a workspace made for it"
         wide = _shaped(self._cells[worker, which], cells.shape)
-        widen(cells, wide)  # type: ignore[arg-type]
+        if scales is None:
+            widen(cells, wide)
+        else:
+            dequantise_cells(cells, scales[where], wide)
         return wide
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strata.kernels.dequant import dequantise
+from strata.kernels.kv_int8 import quantise
 from strata.kernels.numpy_attention import NumpyAttention
 from strata.kernels.numpy_experts import NumpyExperts
 from strata.kernels.numpy_math import Floats, gated, product, rms_norm
@@ -98,8 +100,9 @@ class NumpyOps:
         turns = self._turns(rope, position, len(q))
         self._rotate(q, rope, turns)
         self._rotate(k, rope, turns)
-        kv.keys[position : position + len(k)] = k
-        kv.values[position : position + len(v)] = v
+        cells = slice(position, position + len(k))
+        _append(k, kv.keys[cells], None if kv.key_scales is None else kv.key_scales[cells])
+        _append(v, kv.values[cells], None if kv.value_scales is None else kv.value_scales[cells])
 
     def attend(self, q: Floats, kv: KvLayer, position: int, scale: float, out: Floats) -> None:
         """Attend over cells ``0 .. position + t``: attention's second half."""
@@ -208,3 +211,11 @@ class NumpyOps:
 
 def _product_piece(x: Floats, weight: Floats, out: Floats, worker: int) -> None:
     product(x, weight, out)
+
+
+def _append(heads: Floats, cells: NDArray[Any], scales: NDArray[np.float16] | None) -> None:
+    """Write new heads to cells of the KV cache."""
+    if scales is None:
+        cells[...] = heads
+    else:
+        quantise(heads, cells, scales)

@@ -48,10 +48,15 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """One layer's slice of the KV cache: `keys` [S, G, D] and `values` [S, G, Dv], f16 or f32."""
+    """One layer's slice of the KV cache: `keys` [S, G, D] and `values` [S, G, Dv], f16, f32 or int8.
+
+    int8 comes with f16 scales for groups of columns, [S, G, groups of a head]: see `strata.kernels.kv_int8`.
+    """
 
     keys: Array
     values: Array
+    key_scales: Array | None = None
+    value_scales: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ class KvCache:
     Parameters
     ----------
     memory : PlannedMemory
-    specs : sequence of (BufferSpec, BufferSpec)
-        Keys and values of each layer, as `strata.gguf.footprint.kv_cache` lists them.
+    specs : sequence of tuple of BufferSpec
+        The arrays of each layer's `KvLayer`, as `strata.gguf.footprint.kv_cache` lists them.
     capacity : int
         Positions: the plan's context.
 
@@ -30,10 +30,10 @@ class KvCache:
         forward pass has written cells, but added no tokens.
     """
 
-    def __init__(self, memory: PlannedMemory, specs: Sequence[tuple[BufferSpec, BufferSpec]], *, capacity: int) -> None:
+    def __init__(self, memory: PlannedMemory, specs: Sequence[tuple[BufferSpec, ...]], *, capacity: int) -> None:
         self.capacity = capacity
         self.tokens: list[int] = []
-        self.layers = tuple(KvLayer(memory.buffer(LINE, keys), memory.buffer(LINE, values)) for keys, values in specs)
+        self.layers = tuple(KvLayer(*(memory.buffer(LINE, spec) for spec in layer)) for layer in specs)
 
     @property
     def length(self) -> int:

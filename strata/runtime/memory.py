@@ -34,6 +34,7 @@ _DTYPES = {
     "f16": np.float16,
     "f32": np.float32,
     "i32": np.int32,
+    "int8": np.int8,
     "u8": np.uint8,
     "u32": np.uint32,
 }  # by the names that footprints use

@@ -157,7 +157,7 @@ def random_question(rng: Random) -> Question:
     options = PlanOptions(
         device="cuda" if cuda else "auto",
         max_context=context,
-        kv=sometimes(rng, lambda: rng.choice(("f16", "int8" if cuda else "f32"))),
+        kv=sometimes(rng, lambda: rng.choice(("f16", "int8", "f32"))),
         prefill=sometimes(rng, lambda: rng.randint(1, min(context or 512, 5000))),
         expert_cache=sometimes(rng, lambda: rng.randint(1, total)) if total else None,
         ram_budget_bytes=sometimes(rng, lambda: memory(rng)),

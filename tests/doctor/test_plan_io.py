@@ -104,7 +104,7 @@ def edited(plan: AllocationPlan, line_id: str, **changes: object) -> AllocationP
         (lambda p: msgspec.structs.replace(p, threads=64), "context"),
         (lambda p: msgspec.structs.replace(p, threads=0), "0 threads cannot compute"),
         (lambda p: msgspec.structs.replace(p, threads=-1), "-1 threads cannot compute"),
-        (lambda p: msgspec.structs.replace(p, kv="int8"), "cannot be int8"),
+        (lambda p: msgspec.structs.replace(p, kv="q8_0"), "cannot be q8_0"),
         (
             lambda p: msgspec.structs.replace(p, experts=msgspec.structs.replace(p.experts, total=385, file=1)),
             "385 experts, and the model has 384",

@@ -87,7 +87,7 @@ def test_vram_budget_caps_everything_that_plays_the_device():
         (PlanOptions(prefill=5000), "only 4,096"),
         (PlanOptions(expert_cache=7), "one token needs 8"),
         (PlanOptions(expert_cache=6145), "6,144 experts in all"),
-        (PlanOptions(kv="int8"), "f32 or f16"),
+        (PlanOptions(kv="q8_0"), "f32 or f16 or int8"),
         (PlanOptions(vram_reserve_bytes=MIB), "has none"),
     ],
 )

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import shutil
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +56,7 @@ def _library(family: str, expressions: Sequence[str], folder: Path) -> Path:
         f"  simt::run({expression}, grid, threads, arguments, shared);\n}}"
         for i, expression in enumerate(expressions)
     ]
-    text = "\n".join([_HEADER.read_text(), definitions(), *headers, source, *launchers])
+    text = "\n".join([_HEADER.read_text(), definitions(" ".join(expressions)), *headers, source, *launchers])
     text = text.replace("extern __shared__ float4 shared[];", "float4* shared = simt::dynamic_shared();")
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.so"
     if not path.exists():
@@ -74,7 +75,9 @@ class HostKernel:
         path, name = found
         self._launch = getattr(ctypes.CDLL(str(path)), name)
 
-    def __call__(self, grid: tuple[int, ...], threads: int, arguments: Sequence[Any], stream: int, shared: int = 0) -> None:
+    def __call__(
+        self, grid: tuple[int, ...], threads: int, arguments: Sequence[Any], stream: int, shared: int = 0
+    ) -> None:
         addresses = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         self._launch((ctypes.c_uint * 3)(*(*grid, 1, 1)[:3]), threads, addresses, shared)
 
@@ -90,6 +93,14 @@ def kernels_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path, capacity: int
         return compile_for_host(kernels, folder)
 
     with simulated_cuda(monkeypatch, capacity), monkeypatch.context() as patch:
+        cupy = sys.modules["cupy"]
+        for name in ("uint8", "uint32", "int8", "int32", "float16", "float32", "nan"):
+            setattr(cupy, name, getattr(np, name))
+        cupy.asarray = lambda values, dtype=None: on_host(np.asarray(values, dtype))  # type: ignore[attr-defined]
+        cupy.asnumpy = np.array  # type: ignore[attr-defined]
+        cupy.full = lambda shape, value, dtype: on_host(np.full(shape, value, dtype))  # type: ignore[attr-defined]
+        cupy.zeros = lambda shape, dtype: on_host(np.zeros(shape, dtype))  # type: ignore[attr-defined]
+        cupy.empty = lambda shape, dtype: on_host(np.full(shape, 0xAA, dtype))  # type: ignore[attr-defined]
         from strata.kernels import cuda_ops
 
         patch.setattr(cuda_ops, "compile_kernels", compiled)

@@ -23,6 +23,10 @@ def kernels() -> list[Kernel]:
         Kernel("attention", "attend<128,8,true,true,KvF16>"),
         Kernel("attention", "attend<64,8,false,false,KvF32>"),
         Kernel("attention", "attend<256,4,true,true,KvF16>"),
+        Kernel("attention", "append<128,true,KvInt8>"),
+        Kernel("attention", "attend<128,8,true,true,KvInt8>"),
+        Kernel("attention", "attend<64,8,false,false,KvInt8>"),
+        Kernel("attention", "attend<256,4,true,true,KvInt8>"),
         Kernel("route", "route<1,F32,4>"),
         Kernel("route", "route<4,F32,16>"),
     ]

@@ -17,7 +17,7 @@ NAMES = ["qwen3moe", "llama", "qwen3moe-Q4_K"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kv", ["f16", "f32"])
+@pytest.mark.parametrize("kv", ["f16", "f32", "int8"])
 @pytest.mark.parametrize("chunk", [1, 256])
 def test_a_call_allocates_no_more_than_the_temporaries(name: str, kv: str, chunk: int) -> None:
     model, experts, _ = load_golden(name, chunk=chunk, context=600, kv=kv, threads=2)
@@ -36,7 +36,7 @@ def test_a_call_allocates_no_more_than_the_temporaries(name: str, kv: str, chunk
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kv", ["f16", "f32"])
+@pytest.mark.parametrize("kv", ["f16", "f32", "int8"])
 def test_sizes_are_those_of_the_arrays(name: str, kv: str) -> None:
     facts = read_model_facts(open_gguf(GOLDEN / f"{name}.gguf"))
     for spec in footprint.workspace(facts, 7, kv, 3):

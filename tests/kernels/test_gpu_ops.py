@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,15 @@ from gguf.quants import dequantize  # noqa: E402
 
 from strata.kernels.cuda_layout import LAYOUTS, partial_size, row_bytes  # noqa: E402
 from strata.kernels.cuda_ops import CudaOps, CudaSlots, CudaWeight  # noqa: E402
+from strata.kernels.kv_int8 import dequantise_cells, quantise, scales_of  # noqa: E402
 from strata.kernels.ops import KvLayer, Rope, RopeStyle  # noqa: E402
 
 TOLERANCE = 1e-5  # relative, of float32 sums in another order
 RNG = np.random.default_rng(11)
-_SCALE_AT = {"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-_SCALE_AT |= {"IQ3_S": (0,), "IQ4_XS": (0,)}
+# Where the f16 numbers of a block lie; at its start in the other types. IQ1_M spreads its own over the upper nibbles of
+# four words, MXFP4 and NVFP4 have none.
+_SCALE_AT = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,)}
+_SCALE_AT |= {"Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,), "IQ1_M": (), "MXFP4": (), "NVFP4": ()}
 
 
 def error(found: Any, expected: np.ndarray) -> float:
@@ -46,9 +50,13 @@ def raw_matrix(type_: str, rows: int, columns: int) -> tuple[np.ndarray, np.ndar
         raw = bits.view(np.uint8)
     else:
         blocks = RNG.integers(0, 256, (rows, columns // layout.columns, layout.nbytes), dtype=np.uint8)
-        for at in _SCALE_AT.get(type_, ()):
+        for at in _SCALE_AT.get(type_, (0,)):
             scale = RNG.uniform(0.01, 0.02, blocks.shape[:2]).astype(np.float16)
             blocks[..., at : at + 2] = scale[..., None].view(np.uint8)
+        if type_ == "IQ1_M":
+            scale = RNG.uniform(0.01, 0.02, blocks.shape[:2]).astype(np.float16).view(np.uint16)
+            nibbles = scale[..., None] >> np.array([0, 4, 8, 12], np.uint16) & np.uint16(15)
+            blocks[..., 49::2] = blocks[..., 49::2] & 15 | (nibbles << 4).astype(np.uint8)
         if type_ == "MXFP4":
             blocks[..., 0] = RNG.integers(118, 124, blocks.shape[:2])
         raw = blocks.reshape(rows, -1)
@@ -71,6 +79,10 @@ def rms(x: np.ndarray, norm: np.ndarray, eps: float = 1e-6) -> np.ndarray:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * norm
 
 
+def silu(x: np.ndarray) -> np.ndarray:
+    return x * (1 + np.tanh(x / 2)) / 2
+
+
 def unwritten(*shape: int) -> Any:
     return cupy.full(shape, cupy.nan, cupy.float32)
 
@@ -87,8 +99,27 @@ def test_norm_project(type_: str, tokens: int) -> None:
         assert error(out, rms(x, norm) @ values.T) < TOLERANCE
 
 
+@pytest.mark.parametrize("type_", LAYOUTS)
+def test_embed_and_dequantise_random_blocks(type_: str) -> None:
+    """All bits but the scales' are random; rows are looked up out of order, and once all of them."""
+    ops, rows = CudaOps({}), 37
+    raw, values = raw_matrix(type_, rows, 768)
+    data, source = cupy.full(raw.size, 0xAA, cupy.uint8), cupy.asarray(np.ascontiguousarray(raw).ravel())
+    blocks = raw.size // LAYOUTS[type_].nbytes
+    pieces = (0, blocks // 3 // 4 * 4, blocks)  # the second starts where its address is a multiple of four bytes
+    for first, stop in pairwise(pieces):
+        ops.to_planes(source.data.ptr + first * LAYOUTS[type_].nbytes, data, type_, first, stop - first)
+    weight, tokens = CudaWeight(data, type_, rows, 768), np.array([36, 0, 5, 5], np.int32)
+    out, whole = unwritten(len(tokens), 768), unwritten(rows, 768)
+    ops.embed(weight, cupy.asarray(tokens), out)
+    ops.dequantise(weight, whole)
+    np.testing.assert_array_equal(cupy.asnumpy(whole), values.astype(np.float32))
+    np.testing.assert_array_equal(cupy.asnumpy(out), values[tokens].astype(np.float32))
+
+
 @pytest.mark.parametrize(
-    ("type_", "columns"), [("F32", 64), ("F32", 2880), ("Q8_0", 96), ("Q4_K", 256), ("Q4_K", 8192)]
+    ("type_", "columns"),
+    [("F32", 64), ("F32", 2880), ("Q8_0", 96), ("Q4_K", 256), ("Q4_K", 8192)] + [(type_, 768) for type_ in LAYOUTS],
 )
 def test_project_add(type_: str, columns: int) -> None:
     ops = CudaOps({})
@@ -109,13 +140,15 @@ def test_dense_ffn(tokens: int) -> None:
     residual = cupy.asarray(x)
     ops.dense_ffn(residual, cupy.asarray(norm), 1e-6, gate, up, down)
     a = rms(x, norm) @ gates.T
-    assert error(residual, x + (a / (1 + np.exp(-a)) * (rms(x, norm) @ ups.T)) @ downs.T) < TOLERANCE
+    assert error(residual, x + (silu(a) * (rms(x, norm) @ ups.T)) @ downs.T) < TOLERANCE
 
 
-def test_large_head_is_walked_whole() -> None:
+@pytest.mark.parametrize("type_", LAYOUTS)
+def test_large_head_is_walked_whole(type_: str) -> None:
     ops = CudaOps({})
-    x, norm = floats(1, 256), floats(256)
-    weight, values = matrix(ops, "Q6_K", 70001, 256)
+    ops._processors = 1  # which few blocks fill
+    x, norm = floats(1, 512), floats(512)
+    weight, values = matrix(ops, type_, 1701, 512)
     out = unwritten(1, weight.rows)
     ops.head(cupy.asarray(x), cupy.asarray(norm), 1e-6, weight, out)
     assert error(out, rms(x, norm) @ values.T) < TOLERANCE
@@ -140,6 +173,10 @@ def rotate(x: np.ndarray, position: int, dims: int, style: RopeStyle, inverse: n
         (6, 2, 32, 32, RopeStyle.NORM, False, "float32"),
         (16, 1, 64, 32, RopeStyle.NEOX, True, "float16"),
         (8, 1, 256, 64, RopeStyle.NORM, True, "float32"),
+        (32, 4, 128, 128, RopeStyle.NEOX, True, "int8"),
+        (6, 2, 32, 32, RopeStyle.NORM, False, "int8"),
+        (16, 1, 64, 32, RopeStyle.NEOX, True, "int8"),
+        (8, 1, 256, 64, RopeStyle.NEOX, True, "int8"),
     ],
 )
 def test_attention(
@@ -161,8 +198,11 @@ def test_attention(
     q, k, v = floats(tokens, heads, size), floats(tokens, groups, size), floats(tokens, groups, size)
     norms = (floats(size), floats(size)) if normed else None
     inverse = (1e6 ** (-np.arange(0, dims, 2) / dims)).astype(np.float32)
-    keys, values = (floats(position + tokens + 2, groups, size).astype(dtype) for _ in range(2))
-    kv, out = KvLayer(cupy.asarray(keys), cupy.asarray(values)), unwritten(tokens, heads, size)
+    before = [cells_of(floats(position + tokens + 2, groups, size), dtype) for _ in range(2)]
+    (keys, key_scales), (values, value_scales) = (
+        [None if each is None else cupy.asarray(each) for each in cells] for cells in before
+    )
+    kv, out = KvLayer(keys, values, key_scales, value_scales), unwritten(tokens, heads, size)
     device_norms = None if norms is None else tuple(map(cupy.asarray, norms))
     rope = Rope(style, dims, cupy.asarray(inverse))
     for _ in range(2):  # the second time the counters are the first one's
@@ -172,21 +212,69 @@ def test_attention(
     normed_q, normed_k = (q, k) if norms is None else (rms(q, norms[0]), rms(k, norms[1]))
     rotated_q = rotate(normed_q.astype(np.float64), position, dims, style, inverse)
     rotated_k = rotate(normed_k.astype(np.float64), position, dims, style, inverse)
-    new, half = slice(position, position + tokens), dtype == "float16"
-    assert error(kv.keys[new], rotated_k) < (4e-4 if half else 1e-6)
-    np.testing.assert_array_equal(cupy.asnumpy(kv.values[new]), v.astype(dtype))
-    for cells, before in ((kv.keys, keys), (kv.values, values)):
-        np.testing.assert_array_equal(cupy.asnumpy(cells[:position]), before[:position])
-        np.testing.assert_array_equal(cupy.asnumpy(cells[position + tokens :]), before[position + tokens :])
-    keys, values = cupy.asnumpy(kv.keys).astype(np.float64), cupy.asnumpy(kv.values).astype(np.float64)
+    new = slice(position, position + tokens)
+    after = [(cupy.asnumpy(kv.keys), key_scales), (cupy.asnumpy(kv.values), value_scales)]
+    after = [(cells, None if scales is None else cupy.asnumpy(scales)) for cells, scales in after]
+    for found, expected in zip(after[1], cells_of(v, dtype), strict=True):
+        if expected is not None:
+            np.testing.assert_array_equal(found[new], expected)
+    for found_pair, before_pair in zip(after, before, strict=True):
+        for found, expected in zip(found_pair, before_pair, strict=True):
+            if expected is not None:
+                np.testing.assert_array_equal(found[:position], expected[:position])
+                np.testing.assert_array_equal(found[position + tokens :], expected[position + tokens :])
+    all_keys, all_values = (wide(*cells) for cells in after)
+    if dtype == "int8":
+        step = np.repeat(after[0][1][new].astype(np.float64), min(size, 64), axis=-1)
+        assert (
+            np.abs(all_keys[new] - rotated_k) <= 0.51 * step + 127 * 2**-11 * step * (after[0][0][new] == 127)
+        ).all()
+        group = np.abs(rotated_k).reshape(tokens, groups, -1, min(size, 64)).max(-1)
+        assert error(after[0][1][new], group / 127) < 4e-4
+    else:
+        assert error(all_keys[new], rotated_k) < (4e-4 if dtype == "float16" else 1e-6)
     expected = np.empty(q.shape)
     for t in range(tokens):
         for h in range(heads):
             cells, g = position + t + 1, h * groups // heads
-            scores = keys[:cells, g] @ rotated_q[t, h] * size**-0.5
+            scores = all_keys[:cells, g] @ rotated_q[t, h] * size**-0.5
             p = np.exp(scores - scores.max())
-            expected[t, h] = p @ values[:cells, g] / p.sum()
+            expected[t, h] = p @ all_values[:cells, g] / p.sum()
     assert error(out, expected) < TOLERANCE
+
+
+def cells_of(heads: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return heads [S, G, D] as a KV cache of a type keeps them, by definition: cells, and the scales of int8 ones."""
+    if dtype != "int8":
+        return heads.astype(dtype), None
+    codes, scales = np.empty(heads.shape, np.int8), np.empty((*heads.shape[:2], scales_of(heads.shape[2])), np.float16)
+    quantise(heads.copy(), codes, scales)
+    return codes, scales
+
+
+def wide(cells: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
+    if scales is None:
+        return cells.astype(np.float64)
+    out = np.empty(cells.shape, np.float32)
+    dequantise_cells(cells, scales, out)
+    return out.astype(np.float64)
+
+
+@pytest.mark.parametrize("size", [32, 128])
+def test_int8_cells_of_what_is_not_finite_are_not_finite(size: int) -> None:
+    """And a head of zeros is one of zeros."""
+    ops = CudaOps({"partial": unwritten(partial_size(4, 1, size)), "counters": cupy.zeros(4, cupy.uint32)})
+    v = floats(4, 1, size)
+    v[0, 0, 3], v[1, 0, 5], v[2] = np.nan, np.inf, 0
+    codes, scales = (cupy.zeros((9, 1, size), cupy.int8) for _ in range(2)), scales_of(size)
+    kv = KvLayer(*codes, *(cupy.zeros((9, 1, scales), cupy.float16) for _ in range(2)))
+    rope = Rope(RopeStyle.NEOX, size, cupy.asarray(np.ones(size // 2, np.float32)))
+    inputs = [cupy.asarray(each) for each in (floats(4, 1, size), floats(4, 1, size), v)]
+    ops.attention(*inputs, None, 1e-6, rope, cupy.asarray([2], cupy.int32), kv, 1.0, unwritten(4, 1, size))
+    found = wide(cupy.asnumpy(kv.values), cupy.asnumpy(kv.value_scales))[2:6, 0]
+    finite = [bool(np.isfinite(row).all()) for row in found]
+    assert finite == [False, False, True, True]
+    np.testing.assert_array_equal(found[2], 0)
 
 
 @pytest.mark.parametrize(("experts", "top_k", "columns"), [(128, 8, 2048), (8, 2, 128), (60, 4, 256), (512, 10, 512)])
@@ -234,6 +322,7 @@ def test_route_breaks_ties_by_index() -> None:
         ("IQ3_S", "IQ4_XS", 512, 256, 10),
         ("MXFP4", "MXFP4", 320, 320, 4),
         ("Q5_K", "Q4_0", 256, 1440, 2),
+        *((type_, type_, 512, 256, 2) for type_ in LAYOUTS),
     ],
 )
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -263,5 +352,5 @@ def test_experts_add(matrix_type: str, down_type: str, e: int, f: int, top_k: in
         for r in range(top_k):
             gate, up, down = experts[slots[t, r]]
             a = gate @ hidden[t]
-            added[t] += weights[t, r] * (down @ (a / (1 + np.exp(-a)) * (up @ hidden[t])))
+            added[t] += weights[t, r] * (down @ (silu(a) * (up @ hidden[t])))
     assert error(residual, before + added) < TOLERANCE

@@ -1,22 +1,23 @@
-"""The kernels' own sources, run on a CPU: what they compute, where no GPU is."""
+"""The tests of the kernels that need a GPU, those of small size, on a CPU: see `tests.kernels.host`."""
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from strata.kernels.cuda_layout import LAYOUTS
-from tests.kernels.host import COMPILER, kernels_on_host, on_host
+from strata.kernels.ops import RopeStyle
+from tests.kernels.host import COMPILER, kernels_on_host
 
 pytestmark = pytest.mark.skipif(
     COMPILER is None or not sys.platform.startswith("linux"), reason="needs g++ and Linux's coroutines"
 )
-GOLDEN = Path(__file__).parents[2] / "fixtures" / "golden"
 
 
 @pytest.fixture(scope="module")
@@ -25,28 +26,65 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Any]:
-    with kernels_on_host(monkeypatch, folder) as cuda_ops:
-        yield cuda_ops
+def gpu_test(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Callable[[str], ModuleType]]:
+    """Import one of the modules of tests that need a GPU, with this CPU in its place."""
+    with kernels_on_host(monkeypatch, folder):
+
+        def load(name: str) -> ModuleType:
+            monkeypatch.delitem(sys.modules, f"tests.kernels.{name}", raising=False)
+            return importlib.import_module(f"tests.kernels.{name}")
+
+        yield load
+        for name in list(sys.modules):
+            if name.startswith("tests.kernels.test_gpu_"):
+                del sys.modules[name]
 
 
-def test_dequantises_golden_blocks_to_the_bit(cuda: Any) -> None:
-    ops = cuda.CudaOps({})
-    cases = []
+Load = Callable[[str], Any]
+
+
+@pytest.mark.parametrize("type_", LAYOUTS)
+def test_every_type_through_every_op(type_: str, gpu_test: Load) -> None:
+    blocks, ops = gpu_test("test_gpu_blocks"), gpu_test("test_gpu_ops")
     for file in ("quants.npz", "quants_bits.npz"):
-        with np.load(GOLDEN / file) as golden:
-            cases += [(t, golden[f"{t}_raw"], golden[f"{t}_f32"]) for t in LAYOUTS if f"{t}_raw" in golden]
-    assert len({type_ for type_, *_ in cases}) > 20
+        if blocks.golden_blocks(type_, file) is not None:
+            blocks.test_dequantises_golden_blocks(type_, file)
+    ops.test_embed_and_dequantise_random_blocks(type_)
+    ops.test_norm_project(type_, 3)
+    ops.test_experts_add(type_, type_, 512, 256, 2, 1)
+    if type_ in ("F32", "Q3_K", "IQ1_M"):  # which differ in nothing from norm_project but flags
+        ops.test_project_add(type_, 768)
+        ops.test_large_head_is_walked_whole(type_)
 
-    def run() -> list[Any]:
-        outs = []
-        for type_, raw, expected in cases:
-            data, source = on_host(np.full(raw.size, 0xAA, np.uint8)), on_host(raw.ravel())
-            ops.to_planes(source.ctypes.data, data, type_)
-            outs.append(on_host(np.full(expected.shape, np.nan, np.float32)))
-            ops.dequantise(cuda.CudaWeight(data, type_, *expected.shape), outs[-1])
-        return outs
 
-    ops.prepare(run)
-    for (type_, _, expected), out in zip(cases, run(), strict=True):
-        np.testing.assert_array_equal(np.asarray(out), expected, err_msg=type_)
+@pytest.mark.parametrize("tokens", [1, 3, 11])
+@pytest.mark.parametrize("position", [0, 31, 500])
+@pytest.mark.parametrize(
+    ("heads", "groups", "size", "dims", "style", "normed"),
+    [
+        (4, 2, 128, 128, RopeStyle.NEOX, True),
+        (6, 2, 32, 32, RopeStyle.NORM, False),
+        (2, 1, 64, 32, RopeStyle.NEOX, True),
+        (2, 1, 256, 64, RopeStyle.NEOX, True),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["int8", "float16"])
+def test_attention(
+    heads: int,
+    groups: int,
+    size: int,
+    dims: int,
+    style: RopeStyle,
+    normed: bool,
+    dtype: str,
+    position: int,
+    tokens: int,
+    gpu_test: Load,
+) -> None:
+    ops = gpu_test("test_gpu_ops")
+    ops.test_attention(heads, groups, size, dims, style, normed, dtype, tokens, position)
+
+
+@pytest.mark.parametrize("size", [32, 128])
+def test_int8_cells_of_what_is_not_finite(size: int, gpu_test: Load) -> None:
+    gpu_test("test_gpu_ops").test_int8_cells_of_what_is_not_finite_are_not_finite(size)

@@ -1,12 +1,9 @@
-// Block types whose codes are looked up in a codebook: 256 columns, grids of gguf.quants (see codebooks.py).
+// Block types whose codes are looked up in a codebook: 256 columns, grids of gguf.quants. A program has the types that its
+// kernel names, as an unused grid would lie in the device's memory (see codebooks.py).
 //
 // A grid has four magnitudes to a word, its first column in the lowest byte. IQ1's has eight of 0, 1 and 2 to 16 bits: in
 // the lower byte columns 0, 1, 4 and 5, in the upper one 2, 3, 6 and 7.
 #pragma once
-
-__device__ const uint2 kIq2xxsGrid[256] = {IQ2_XXS_GRID}, kIq2xsGrid[512] = {IQ2_XS_GRID}, kIq2sGrid[1024] = {IQ2_S_GRID};
-__device__ const u32 kIq3xxsGrid[256] = {IQ3_XXS_GRID}, kIq3sGrid[512] = {IQ3_S_GRID};
-__device__ const u16 kIq1Grid[2048] = {IQ1_GRID};
 
 // Eight signs of which seven are stored: the number of set ones is even.
 __device__ __forceinline__ u32 eight_signs(u32 seven) { return (seven & 127) | (__popc(seven & 127) << 7 & 128); }
@@ -31,6 +28,9 @@ struct Codebook32 : Codebook {
   static __device__ __forceinline__ int column(int unit, int s) { return unit * 64 + s * 32; }
 };
 
+#ifdef IQ2_XXS_GRID
+__device__ const uint2 kIq2xxsGrid[256] = {IQ2_XXS_GRID};
+
 struct IQ2_XXS : Codebook32 {  // planes: codes 64, d 2; 32 columns are four grid indices, then four times seven signs and a scale
   struct Raw {
     uint4 q;
@@ -48,6 +48,10 @@ struct IQ2_XXS : Codebook32 {  // planes: codes 64, d 2; 32 columns are four gri
     with_signs(word(g, i % 2), eight_signs(word(r.q, 2 * s + 1) >> 7 * (i / 2)) >> 4 * (i % 2), even, odd);
   }
 };
+#endif
+
+#ifdef IQ2_XS_GRID
+__device__ const uint2 kIq2xsGrid[512] = {IQ2_XS_GRID};
 
 struct IQ2_XS : Codebook16 {  // planes: codes 64, scales 8, d 2; eight columns are a grid index of nine bits and seven signs
   struct Raw {
@@ -67,6 +71,10 @@ struct IQ2_XS : Codebook16 {  // planes: codes 64, scales 8, d 2; eight columns 
     with_signs(word(g, i % 2), eight_signs(w >> 9) >> 4 * (i % 2), even, odd);
   }
 };
+#endif
+
+#ifdef IQ2_S_GRID
+__device__ const uint2 kIq2sGrid[1024] = {IQ2_S_GRID};
 
 struct IQ2_S : Codebook16 {  // planes: low index bits 32, signs 32, high index bits 8, scales 8, d 2
   struct Raw {
@@ -87,6 +95,10 @@ struct IQ2_S : Codebook16 {  // planes: low index bits 32, signs 32, high index 
     with_signs(word(g, i % 2), word(r.signs, s / 2) >> 16 * (s % 2) + 4 * i, even, odd);
   }
 };
+#endif
+
+#ifdef IQ3_XXS_GRID
+__device__ const u32 kIq3xxsGrid[256] = {IQ3_XXS_GRID};
 
 struct IQ3_XXS : Codebook32 {  // planes: grid indices 64, four times seven signs and a scale 32, d 2
   struct Raw {
@@ -106,6 +118,10 @@ struct IQ3_XXS : Codebook32 {  // planes: grid indices 64, four times seven sign
     with_signs(g, eight_signs(word(r.signs, s) >> 7 * (i / 2)) >> 4 * (i % 2), even, odd);
   }
 };
+#endif
+
+#ifdef IQ3_S_GRID
+__device__ const u32 kIq3sGrid[512] = {IQ3_S_GRID};
 
 struct IQ3_S {  // planes: grid indices 64, signs 32, high index bits 8, scales 4, d 2
   static constexpr bool kCoded = true, kLean = false;
@@ -134,16 +150,21 @@ struct IQ3_S {  // planes: grid indices 64, signs 32, high index bits 8, scales 
     odd = (code >> 8 & 0x00ff00ffu) * 16 + k64;
   }
 };
+#endif
 
-// Columns 4i to 4i + 3 of a grid entry of IQ1, or'd into `base`.
-__device__ __forceinline__ void ternary(u32 index, int i, u32 base, u32& even, u32& odd) {
+#ifdef IQ1_GRID
+__device__ const u16 kIq1Grid[2048] = {IQ1_GRID};
+
+// Columns 4i to 4i + 3 of a grid entry of IQ1, an eighth up or down: as 4 + code, and a quarter more if up.
+__device__ __forceinline__ void ternary(u32 index, int i, bool down, u32& even, u32& odd) {
+  u32 base = down ? k4 : k4 | 0x00400040u;
   u32 w = __byte_perm(__ldg(kIq1Grid + index), 0, 0x4140);
   even = field(w << 8 - 4 * i, 0x03000300u, base);
   odd = field(w << 6 - 4 * i, 0x03000300u, base);
 }
 
 struct IQ1_S : Codebook32 {  // planes: low index bits 32, high ones with scale and shift 16, d 2
-  static constexpr float kAdd = -4 - 1;
+  static constexpr float kAdd = -4 - 1.125f;
   struct Raw {
     uint2 q;
     u32 high;
@@ -153,14 +174,12 @@ struct IQ1_S : Codebook32 {  // planes: low index bits 32, high ones with scale 
     return {load8(w + unit * 8), load4(w + blocks * 32 + unit * 4), load2(w + blocks * 48 + unit / 4 * 2)};
   }
   static __device__ __forceinline__ void scales(const Raw& r, int, int s, float& scale, float& min) {
-    u32 h = r.high >> 16 * s;
-    scale = half_to_float(r.d) * (float)(int)(1 + 2 * (h >> 12 & 7));
-    min = scale * (h & 0x8000 ? 0.125f : -0.125f);
+    scale = half_to_float(r.d) * (float)(int)(1 + 2 * (r.high >> 16 * s + 12 & 7));
+    min = 0;
   }
   static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
-    int l = i / 2;
-    u32 high = r.high >> 16 * s + 3 * l & 7;
-    ternary((word(r.q, s) >> 8 * l & 0xff) | high << 8, i % 2, k4, even, odd);
+    u32 h = r.high >> 16 * s, high = h >> 3 * (i / 2) & 7;
+    ternary((word(r.q, s) >> 8 * (i / 2) & 0xff) | high << 8, i % 2, h & 0x8000, even, odd);
   }
 };
 
@@ -183,7 +202,7 @@ struct IQ1_M : Codebook16 {  // planes: low index bits 32, high ones and shifts 
   static __device__ __forceinline__ void codes(const Raw& r, int, int s, int i, u32& even, u32& odd) {
     int l = 2 * s + i / 2;  // of the unit's eights
     u32 h = r.high >> 4 * l;
-    u32 base = h & 8 ? k4 : k4 | 0x00400040u;  // a quarter more shifts up
-    ternary((word(r.q, l / 4) >> 8 * (l % 4) & 0xff) | (h & 7) << 8, i % 2, base, even, odd);
+    ternary((word(r.q, l / 4) >> 8 * (l % 4) & 0xff) | (h & 7) << 8, i % 2, h & 8, even, odd);
   }
 };
+#endif

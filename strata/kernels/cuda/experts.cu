@@ -43,12 +43,16 @@ __global__ void __launch_bounds__(T::kWarps * kTeams * kWarp, (T::Block::kLean ?
   if (mine < f) activation[(size_t)pair * f + mine] = gate / (1.0f + expf(-gate)) * up;
 }
 
+// Blocks of a processor, at least; where it is open (0), ptxas spills the codebooks' few registers to make room for a second.
+__device__ constexpr int blocks_of_down(const Codebook*) { return 1; }
+__device__ constexpr int blocks_of_down(const void*) { return 0; }
+
 // residual[t] += sum over ranks, in rank order, of weights[t, r] * down(activation[t, r]). A block has a team for each rank;
 // their results of 16 rows meet in shared memory. Must follow expert_gate_up. Grid: (row blocks, tokens), kThreads threads.
 template <class T, int kThreads>
-__global__ void __launch_bounds__(kThreads) expert_down(const ExpertPool pool, const int* slots, const float* weights,
-                                                        const float* activation, float* residual, int e, int f,
-                                                        int top_k) {
+__global__ void __launch_bounds__(kThreads, blocks_of_down((typename T::Block*)nullptr))
+    expert_down(const ExpertPool pool, const int* slots, const float* weights, const float* activation, float* residual,
+                int e, int f, int top_k) {
   extern __shared__ float4 shared[];
   __shared__ float factors[kWarp];
   using B = typename T::Block;

@@ -1,4 +1,4 @@
-"""What of a model and a plan the CUDA kernels can run; the rest is refused by name, before anything is allocated."""
+"""What of a model the CUDA kernels can run; the rest is refused by name, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ _FLOATS = ("F32", "F16", "BF16")
 _MOST_TOP_K = 32
 
 
-def why_not(file: GGUFFile, facts: ModelFacts, kv: str) -> str | None:
+def why_not(file: GGUFFile, facts: ModelFacts) -> str | None:
     """Return the first thing of a model that the kernels cannot run, or None."""
-    if kv not in ("f16", "f32"):
-        return f"a KV cache of type {kv} has no kernel"
     if facts.key_length != facts.value_length or facts.key_length not in _HEADS:
         return f"heads of {facts.key_length} and {facts.value_length} values have no kernel"
     if facts.top_k > _MOST_TOP_K:
@@ -36,14 +34,13 @@ def why_not(file: GGUFFile, facts: ModelFacts, kv: str) -> str | None:
     return None
 
 
-def check_cuda(file: GGUFFile, facts: ModelFacts, kv: str) -> None:
+def check_cuda(file: GGUFFile, facts: ModelFacts) -> None:
     """Refuse what `why_not` names.
 
     Raises
     ------
     UnsupportedModel
     """
-    found = why_not(file, facts, kv)
+    found = why_not(file, facts)
     if found:
-        remedy = "Use --kv f16" if found.startswith("a KV cache") else "Use --device cpu"
-        raise UnsupportedModel(f"run model {file.path.name} on the GPU", found, remedy)
+        raise UnsupportedModel(f"run model {file.path.name} on the GPU", found, "Use --device cpu")
