@@ -254,13 +254,15 @@ def test_a_shortfall_of_vram_offers_changes_in_order_and_each_is_the_smallest():
     options = PlanOptions(device="cuda", max_context=65_536, prefill=512)
     plan = make_plan(facts, FLASH_NEXT, options)
     assert plan.shortfall.line == "kv_cache"
-    assert [change.option.split()[0] for change in plan.changes] == ["--vram-reserve-mib", "--max-context"]
+    assert [change.option.split()[0] for change in plan.changes] == ["--vram-reserve-mib", "--kv", "--max-context"]
+    assert plan.changes[1].option == "--kv int8"
     context = int(plan.changes[-1].option.split()[1])
     assert context % 256 == 0
 
     def fits(**changes: object) -> bool:
         return make_plan(facts, FLASH_NEXT, msgspec.structs.replace(options, **changes)).feasible
 
+    assert fits(kv="int8")
     assert fits(max_context=context)
     assert not fits(max_context=context + 256)
     reserve = int(plan.changes[0].option.split()[1])

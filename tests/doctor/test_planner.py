@@ -169,9 +169,9 @@ def test_a_shortfall_names_the_first_line_and_all_missing_bytes():
             "--expert-cache",
         ),
         (
-            machine(744 * MIB),
+            machine(732 * MIB),
             SMALL_MOE,
-            PlanOptions(max_context=16_384, kv="f16"),
+            PlanOptions(max_context=16_384, kv="int8"),
             "--max-context",
         ),
     ],

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.gguf.model_facts import ModelFacts, TensorGroup
+from strata.kernels.kv_int8 import dequantise_cells, quantise, scales_of
 from strata.kernels.numpy_attention import widen
 from strata.kernels.numpy_ops import NumpyOps
 from strata.kernels.numpy_weights import NumpySlots, QuantRows
@@ -181,7 +182,7 @@ def test_angles_follow_position_and_rope() -> None:
     st.integers(1, 3),
     st.integers(1, 3),
     st.integers(0, 30),
-    st.sampled_from(["f16", "f32"]),
+    st.sampled_from(["f16", "f32", "int8"]),
     st.integers(1, 4),
     st.integers(1, 7),
     seeds,
@@ -195,25 +196,41 @@ def test_attend(
     buffers = make_workspace(facts(**numbers), tokens, kv)
     buffers["ops.scores"] = np.full((1, token_block * heads, cell_block), 77, np.float32)
     q = make(tokens, heads, 4)
-    layer = KvLayer(*(make(cells + 3, groups, n).astype(DTYPES[kv]) for n in (4, 3)))
-    layer.keys[cells:] = layer.values[cells:] = np.nan  # the future must not be looked at
+    layer, keys, values = kv_layer(kv, *(make(cells + 3, groups, n) for n in (4, 3)))
+    for each in (layer.keys, layer.values) if kv != "int8" else (layer.key_scales, layer.value_scales):
+        each[cells:] = np.nan  # the future must not be looked at
     out = np.full((tokens, heads, 3), 77, np.float32)
     NumpyOps(buffers).attend(q, layer, position, 0.7, out)
-    close(out, reference.attend(q, layer.keys[:cells], layer.values[:cells], position, 0.7))
+    close(out, reference.attend(q, keys[:cells], values[:cells], position, 0.7))
 
 
-@pytest.mark.parametrize("kv", ["f16", "f32"])
+def kv_layer(kv: str, keys: np.ndarray, values: np.ndarray) -> tuple[KvLayer, np.ndarray, np.ndarray]:
+    """Return a layer that holds `keys` and `values` as a type does, and both as they then are."""
+    if kv != "int8":
+        layer = KvLayer(*(each.astype(DTYPES[kv]) for each in (keys, values)))
+        return layer, layer.keys.copy(), layer.values.copy()
+    codes, scales, wide = [], [], []
+    for each in (keys, values):
+        codes.append(np.empty(each.shape, np.int8))
+        scales.append(np.empty((*each.shape[:2], scales_of(each.shape[2])), np.float16))
+        wide.append(np.empty(each.shape, np.float32))
+        quantise(each.copy(), codes[-1], scales[-1])
+        dequantise_cells(codes[-1], scales[-1], wide[-1])
+    return KvLayer(*codes, *scales), *wide
+
+
+@pytest.mark.parametrize("kv", ["f16", "f32", "int8"])
 def test_attention_of_one_token_over_many_cells_in_threads(kv: str) -> None:
     """So many cells that each KV head is a task of its own."""
     numbers = {"heads": 8, "kv_heads": (4,), "key_length": 128, "value_length": 128}
     make = maker(3)
-    q, layer = make(1, 8, 128), KvLayer(*(make(2100, 4, 128).astype(DTYPES[kv]) for _ in range(2)))
+    q, (layer, keys, values) = make(1, 8, 128), kv_layer(kv, make(2100, 4, 128), make(2100, 4, 128))
     outs = []
     for threads in (1, 2, 3):
         outs.append(np.full((1, 8, 128), 77, np.float32))
         NumpyOps(make_workspace(facts(**numbers), 1, kv, threads)).attend(q, layer, 2099, 0.1, outs[-1])
         np.testing.assert_array_equal(outs[0], outs[-1])
-    close(outs[0], reference.attend(q, layer.keys, layer.values, 2099, 0.1))
+    close(outs[0], reference.attend(q, keys, values, 2099, 0.1))
 
 
 def test_attention_stands_huge_scores() -> None:
