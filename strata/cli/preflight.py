@@ -130,7 +130,7 @@ def make_or_load_plan(
 
     plan = load_plan(saved)
     _refuse_other_options(options, plan, saved)
-    return plan, tuple(check_saved(plan, facts, model))
+    return check_saved(plan, facts, model)
 
 
 def with_notes(plan: AllocationPlan, notes: tuple[str, ...]) -> AllocationPlan:
