@@ -111,7 +111,7 @@ class CudaBackend:
         process = Size(PROCESS + PROCESS_PER_TOKEN * m.vocab, f"{size(PROCESS)} + {m.vocab:,} tokens x 1 KiB")
         lines = (
             line("context", "CUDA context", Tier.VRAM, self._context),
-            line("modules", "kernels", Tier.VRAM, Size(MODULES, "assumed")),
+            line("modules", "kernels", Tier.VRAM, self._overhead(MODULES, "modules_bytes")),
             line("dense", "dense weights, as stored", Tier.VRAM, cuda_footprint.dense_size(m)),
             line("head", "output head, as stored", Tier.VRAM, Size(m.head.bytes, f"{m.head.elements:,} weights")),
             line(
@@ -130,10 +130,22 @@ class CudaBackend:
                 len(cuda_footprint.workspace(m, chunk)),
             ),
             line("logits", "logits of one token", Tier.VRAM, Size(4 * m.vocab, f"{m.vocab:,} tokens x 4")),
-            line("graphs", "captured graphs, libraries", Tier.VRAM, Size(GRAPHS, "assumed")),
+            line("graphs", "captured graphs, libraries", Tier.VRAM, self._overhead(GRAPHS, "graphs_bytes")),
             line("process", "Python, libraries, tokenizer", Tier.PAGEABLE, process),
         )
         return tuple(line for line in lines if line.bytes)
+
+    def _overhead(self, least: int, name: str) -> Size:
+        """What the last run here took, and no less than is assumed.
+
+        The driver counts a whole card, and others may have given memory back meanwhile.
+        """
+        overheads = self._gpu.cuda.overheads if self._gpu.cuda else {}
+        found = overheads.get(self._model.architecture)
+        if found is None:
+            return Size(least, "assumed")
+        nbytes: int = getattr(found, name)
+        return Size(max(nbytes, least), f"{size(nbytes)} measured in the last run, at least {size(least)}")
 
     def slot_bytes(self, slots: int) -> int:
         """See `candidates.Backend`."""
