@@ -6,7 +6,7 @@ import io
 import os
 import platform
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -113,14 +113,24 @@ def _log(path: Path, redactor: Redactor) -> str:
             text = data.decode("utf-8", "replace")
     except OSError as failure:
         return f"could not be read: {failure.strerror or failure}"
-    return "\n".join(_log_line(line, redactor) for line in cut(text, LOOKED_AT).splitlines())
+    return "\n".join(_redacted(cut(text, LOOKED_AT).splitlines(), redactor))
 
 
-def _log_line(line: str, redactor: Redactor) -> str:
-    try:
-        return msgspec.json.encode(redactor.value(msgspec.json.decode(line))).decode()
-    except msgspec.DecodeError:
-        return redactor.text(line)
+def _redacted(lines: Sequence[str], redactor: Redactor) -> Iterator[str]:
+    """Yield events by themselves, and what is text together: a token may be wrapped over two lines."""
+    plain: list[str] = []
+    for line in lines:
+        try:
+            event = msgspec.json.encode(redactor.value(msgspec.json.decode(line))).decode()
+        except msgspec.DecodeError:
+            plain.append(line)
+            continue
+        if plain:
+            yield redactor.text("\n".join(plain))
+            plain = []
+        yield event
+    if plain:
+        yield redactor.text("\n".join(plain))
 
 
 def _json(value: object) -> str:
