@@ -22,7 +22,8 @@ VERSION_BEFORE = re.compile(  # the word itself, then nothing but what stands be
     r"[\w\-.]{0,24}[\"': =(]{0,4}$",
     re.IGNORECASE,
 )
-ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # colours, which would hide a word's edge
+# Colours, titles and links of a terminal, which would hide a word's edge.
+ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,1000}(?:\x07|\x1b\\))")
 BEGINS = rf"(?:(?<![{EDGE}])|(?<=%[0-9A-Fa-f]{{2}})|(?<=\\[nrt]))"  # a word's edge, in an encoded text too
 SECRET_KEY = re.compile(r"token$|secret|passw|api_?key|access_?key|credential|serial|machine.?id", re.IGNORECASE)
 ASSIGNED = r"\\?[\"']?[ \t]*[=:][ \t]*\\?[\"']?"  # what stands between a key and its value in JSON, env or prose
@@ -43,7 +44,7 @@ FORMS = {  # kind -> pattern; what its group "keep_..." matched stays in the tex
     rf"(?:(?=\S*\d)[A-Za-z0-9._~+/=-]{{6,}}|[A-Za-z0-9._~+/=-]{{16,}})(?:\\?{_REST})?",
     "login": r"(?P<keep_login>://)[^\s/@\"'<>]+(?=@)",
     "secret": rf"(?P<keep_secret>(?:TOKEN|SECRET|(?i:access_?key|passw(?:or)?d|api[_-]?key|secret)){ASSIGNED})"
-    r"(?:(?<=[\"'])[^\"'\n]{1,200}(?=\\?[\"'])"
+    r"(?!hf_[A-Za-z0-9]{8}|gh[pousr]_)(?:(?<=[\"'])[^\"'\n]{1,200}(?=\\?[\"'])"
     rf"|[^\s\"'\\,;]{{4,}}(?:\\{_REST})?)"
     rf"|(?P<keep_token>(?i:token){ASSIGNED})(?!0x)(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{{8,}}"  # not eos_token: 2
     r"|(?P<keep_query>[?&](?i:[\w-]*token|sig(?:nature)?|key|policy|credential|x-amz-[\w-]+|key-pair-id)=)[^\s&\"'<>]+"
