@@ -122,7 +122,7 @@ def _redacted(lines: Sequence[str], redactor: Redactor) -> Iterator[str]:
     for line in lines:
         try:
             event = msgspec.json.encode(redactor.value(msgspec.json.decode(line))).decode()
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             plain.append(line)
             continue
         if plain:

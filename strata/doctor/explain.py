@@ -107,7 +107,7 @@ def _event_in_words(line: str) -> str:
     """Return what an event of Strata's own run log says of a failure: a plan's many words are none."""
     try:
         event = msgspec.json.decode(line, type=dict[str, object])
-    except msgspec.MsgspecError:  # cut off
+    except (msgspec.MsgspecError, RecursionError):  # cut off, or none of ours
         return line
     said: list[str] = []
     for text in (str(event[key]) for key in ("line", "message", "code", "call") if event.get(key)):

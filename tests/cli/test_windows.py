@@ -13,7 +13,8 @@ import pytest
 import typer
 from rich.console import Console
 
-from strata.cli import output, progress, report
+from strata.cli import error_text, output, progress
+from strata.cli.error_text import read_error_text
 from strata.cli.streams import prepare_streams
 from strata.errors import ExitCode
 from strata.kernels import compile as kernels
@@ -143,10 +144,10 @@ def test_one_cache_folder_whatever_windows_puts_in_between(monkeypatch: pytest.M
 
 def test_a_log_named_with_either_slash_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "engine log").write_text("out of memory")
-    monkeypatch.setattr(report.os, "sep", "\\")
-    monkeypatch.setattr(report.os, "altsep", "/")
-    assert report._read(f"{tmp_path}/engine log") == "out of memory"
-    assert report._read("out of memory") == "out of memory"
+    monkeypatch.setattr(error_text.os, "sep", "\\")
+    monkeypatch.setattr(error_text.os, "altsep", "/")
+    assert read_error_text(f"{tmp_path}/engine log").text == "out of memory"
+    assert read_error_text("out of memory").text == "out of memory"
 
 
 def test_py_m_strata_is_called_strata() -> None:

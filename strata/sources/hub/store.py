@@ -53,7 +53,10 @@ class Store:
             record = msgspec.json.decode((self.folder / RECORD).read_bytes(), type=dict[str, HubFile])
         except FileNotFoundError:
             return []
-        except msgspec.MsgspecError:  # written in one step, so somebody changed it: then nothing is known to be ours
+        except (
+            msgspec.MsgspecError,
+            RecursionError,
+        ):  # written in one step, so somebody changed it: then nothing is known to be ours
             return []
         return [file for file in record.values() if is_plain(file.path)]
 
