@@ -100,6 +100,8 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
             room=room(plan, model.facts),
             think=request.think,
         )
+        for doubt in conversation.tokenizer.doubts:
+            warn(doubt)
         prompt = read_prompt(typed)  # what stands against the run is said before stdin is waited for
         tokens = None if prompt is None else conversation.ask(prompt)
         if simulated:
