@@ -53,11 +53,8 @@ class Store:
             record = msgspec.json.decode((self.folder / RECORD).read_bytes(), type=dict[str, HubFile])
         except FileNotFoundError:
             return []
-        except (
-            msgspec.MsgspecError,
-            RecursionError,
-        ):  # written in one step, so somebody changed it: then nothing is known to be ours
-            return []
+        except (msgspec.MsgspecError, RecursionError):
+            return []  # written in one step, so somebody changed it: then nothing is known to be ours
         return [file for file in record.values() if is_plain(file.path)]
 
     def require_free(self, file: HubFile) -> None:
