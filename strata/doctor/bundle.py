@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-import platform
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -19,6 +16,7 @@ from strata.doctor.files import write_files
 from strata.doctor.findings import Report
 from strata.doctor.markdown import cut, to_markdown
 from strata.doctor.redact import Redactor, Replaced
+from strata.doctor.versions import versions
 from strata.errors import UsageError
 
 SECTION = 16 << 10  # bytes of one raw output, or of one log
@@ -87,19 +85,6 @@ def write_bundle(
     bundle = Bundle(folder / f"{stem}.md", folder / f"{stem}.zip", redactor.replaced)
     _write({bundle.markdown: markdown.encode("utf-8", "replace"), bundle.archive: archive.getvalue()})
     return bundle
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of every distribution that Strata asks for and that is installed."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    try:
-        names = [requirement.split(";")[0] for requirement in metadata.requires("strata") or ()]
-    except metadata.PackageNotFoundError:  # run from a folder, not installed
-        return found
-    for name in ("strata", *(n.split("[")[0].split(">")[0].split("=")[0].strip() for n in names)):
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def _log(path: Path, redactor: Redactor) -> str:

@@ -13,12 +13,11 @@ import pytest
 import typer
 from rich.console import Console
 
+from strata import folders
 from strata.cli import error_text, output, progress
 from strata.cli.error_text import read_error_text
 from strata.cli.streams import prepare_streams
 from strata.errors import ExitCode
-from strata.kernels import compile as kernels
-from strata.sources import cache
 from strata.sources.hub.name import is_plain
 from tests.cli.runner import GOLDEN, MODEL, assert_clear, strata
 
@@ -139,7 +138,8 @@ def test_one_cache_folder_whatever_windows_puts_in_between(monkeypatch: pytest.M
     monkeypatch.setenv("LOCALAPPDATA", "C:/Users/somebody/AppData/Local")
     monkeypatch.setattr("platformdirs.windows.get_win_folder", lambda name: os.environ["LOCALAPPDATA"])
     monkeypatch.setattr(platformdirs, "user_cache_path", windows)
-    assert kernels.cache_folder() == cache.cache_folder() / "kernels"
+    monkeypatch.setattr(folders, "_can_be_written", lambda folder: True)
+    assert folders.cache_folder() == Path("C:/Users/somebody/AppData/Local/strata/Cache")
 
 
 def test_a_log_named_with_either_slash_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

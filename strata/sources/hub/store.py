@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strata.errors import ModelUnavailable
+from strata.folders import cache_folder
 from strata.sources import Progress
-from strata.sources.cache import cache_folder
 from strata.sources.hub.choose import HubFile
 from strata.sources.hub.name import is_plain
 
