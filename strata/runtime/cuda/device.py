@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from strata.errors import DeviceFailed, KernelError, PlanViolation
 from strata.kernels.ops import Array
 from strata.runtime.driver_errors import refuses_all
 from strata.runtime.memory import Block, HostBlock, MemoryRefused
+from strata.runtime.wsl import under_wsl
 
 _runtime = cupy.cuda.runtime
 _nvml: Any = _pynvml
@@ -145,7 +145,7 @@ class CudaDevice:
 
     def state(self) -> str:
         """Say how many devices there are, what is free on this one now, and whether this is WSL2."""
-        wsl = "under WSL2" if "microsoft" in platform.release().lower() else "not under WSL2"
+        wsl = "under WSL2" if under_wsl() else "not under WSL2"
         try:
             count: int | str = _runtime.getDeviceCount()
         except CUDARuntimeError as error:
