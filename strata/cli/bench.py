@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from strata.cli.loading import load, plan_to_run, show_plan, versions
+from strata.cli.loading import load, plan_to_run, show_plan
 from strata.cli.output import emit_json, out, warn
 from strata.cli.preflight import open_model, require_feasible, take_facts
 from strata.cli.progress import steps
@@ -40,6 +40,7 @@ class BenchRequest:
 def bench_model(request: BenchRequest, options: PlanOptions) -> None:
     """Carry out `strata bench`."""
     from strata.cli.overhead import overhead_noted
+    from strata.doctor.versions import versions
     from strata.runtime.bench import BenchOptions, run_bench
     from strata.runtime.models import load_config
     from strata.runtime.runlog import RunLog, fingerprint, log_folder
@@ -121,6 +122,8 @@ def is_inside(result: BenchResult, expected: Range) -> bool:
 def _document(
     engine: Engine, results: tuple[BenchResult, ...], ranges: tuple[Range, ...], facts: Facts, seed: int
 ) -> dict[str, Any]:
+    from strata.doctor.versions import versions
+
     plan = engine.plan
     return {
         "schema_version": 1,

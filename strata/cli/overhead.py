@@ -98,9 +98,9 @@ def _surroundings(facts: Facts, device: CudaDevice) -> tuple[str, str, str, str]
 
 
 def _folder() -> Path:
-    from strata.kernels.compile import cache_folder
+    from strata.folders import cache_folder
 
-    return cache_folder()
+    return cache_folder() / "kernels"
 
 
 def _path(record: _Record) -> Path:

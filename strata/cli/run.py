@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strata.cli.loading import load, plan_to_run, show_plan, versions
+from strata.cli.loading import load, plan_to_run, show_plan
 from strata.cli.output import err, say, stop, warn
 from strata.cli.preflight import (
     OpenModel,
@@ -61,6 +61,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
     from strata.cli.promise import expected
     from strata.cli.session import Session
     from strata.cli.simulated_run import load_simulated, simulated_log_folder, simulated_machine
+    from strata.doctor.versions import versions
     from strata.runtime.models import load_config
     from strata.runtime.runlog import RunLog, fingerprint, log_folder
     from strata.runtime.sampler import Sampler, SamplerOptions
