@@ -37,6 +37,7 @@ class BenchRequest:
 
 def bench_model(request: BenchRequest, options: PlanOptions) -> None:
     """Carry out `strata bench`."""
+    from strata.cli.overhead import overhead_noted
     from strata.doctor.versions import versions
     from strata.runtime.bench import BenchOptions, run_bench
     from strata.runtime.models import load_config
@@ -63,7 +64,8 @@ def bench_model(request: BenchRequest, options: PlanOptions) -> None:
             show_plan(plan)
         require_feasible(plan)
         _check_lengths(bench.context, plan.context)
-        with load(model, plan, options, log, quiet=request.json) as engine, steps() as progress:
+        loaded = load(model, plan, options, log, quiet=request.json)
+        with loaded as engine, overhead_noted(engine, facts), steps() as progress:
             results = run_bench(engine, model.facts, bench, lambda what: progress(what, None, None))
             document = _document(engine, results, facts, bench.seed)
             log.event("bench", **{key: document[key] for key in ("results", "memory", "loading")})

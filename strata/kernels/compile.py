@@ -118,6 +118,15 @@ def _compile_all(kernels: list[Kernel], arch: int) -> Iterator[tuple[Kernel, Com
 
 
 @cache
+def sources_sha256() -> str:
+    """Return a hash of everything that kernels are compiled from."""
+    digest = hashlib.sha256()
+    for path in sorted(_SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
 def _program(family: str) -> str:
     """Return a family's whole program, its headers in front."""
     texts = [_grid()] + [(_SOURCES / name).read_text() for name in (*_HEADERS, f"{family}.cu")]

@@ -100,7 +100,7 @@ def _demo(root: Path) -> Iterator[Kept]:
 
 
 def _kernels(folder: Path) -> Iterator[Kept]:
-    paths = tuple(sorted(folder.glob("*.kernel")))
+    paths = tuple(sorted((*folder.glob("*.kernel"), *folder.glob("*.overhead"))))  # the latter: what kernels took
     if paths:
         yield Kept("kernels", Kind.KERNELS, _bytes(paths), paths)
 
