@@ -6,6 +6,7 @@ general, and the first that fits a line explains it. CUDA's codes come from thei
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 PIN = (
@@ -329,8 +330,8 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "GPU taken from a running container",
         (r"Failed to initialize NVML: Unknown Error",),
         "inside a container: the host's systemd reloaded its units and took the GPU's device files from it",
-        "Start the container anew; for good, let the runtime use the cgroupfs driver, or pass the devices on: docker run "
-        "--device /dev/nvidiactl --device /dev/nvidia0 --device /dev/nvidia-uvm ...",
+        "Start the container anew; for good, let the runtime use the cgroupfs driver, or pass the devices on: "
+        "docker run --device /dev/nvidiactl --device /dev/nvidia0 --device /dev/nvidia-uvm ...",
     ),
     KnownError(
         "STR-RAM-SHORT",
@@ -339,72 +340,21 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
             r"\b_?(?:Array)?MemoryError\b|std::bad_alloc|failed to mmap|os error 12\b|\[Errno 12\]|\bENOMEM\b"
             r"|cannot allocate memory",
         ),
-        "a request for ordinary RAM was refused: all is in use, or a limit on this process (ulimit -v, strict overcommit)",
+        "a request for ordinary RAM was refused: all is in use, or this process is limited (ulimit -v, strict "
+        "overcommit)",
         "Close other programs, plan with less (--ram-budget SIZE), or raise the limit: strata doctor names it",
     ),
 )  # fmt: skip
 
-TROUBLE = (  # a line without any of these words reports no error, whatever else it says
-    *("error", "fail", "cannot", "n't", "could not", "unable", "refus", "denied", "reject", "insuff", "not enough"),
-    *(
-        "out of",
-        "out-of",
-        "out_of",
-        "ran out",
-        "oom",
-        "enomem",
-        "no cuda",
-        "no room",
-        "no vram",
-        "no kernel",
-        "no device",
-    ),
-    *(
-        "no usable",
-        "no gpu",
-        "no nvidia",
-        "no_device",
-        "invalid",
-        "unsupported",
-        "too old",
-        "too small",
-        "too low",
-        "busy",
-    ),
-    *(
-        "already mapped",
-        "not yet",
-        "not found",
-        "timed out",
-        "illegal",
-        "non supported",
-        "no adapters",
-        "unknown runtime",
-        "unsupported gnu",
-        "missing",
-        "assert",
-        "noexcept",
-        "locked",
-        "stopped",
-        "virtuallock",
-        "curesult",
-        "lost",
-        "mismatch",
-        "fork",
-        "multiple cupy",
-        "combination",
-    ),
-    *(
-        "stopped",
-        "killed",
-        "bad_alloc",
-        "xid",
-        "fallen",
-        "dxgk",
-        "fatal",
-        "tried to allocate",
-        "not work",
-        "not possible",
-    ),
-    *("not ready", "not compatible", "not have enough", "no such"),
+# A line without any of these reports no error, whatever else it says.
+TROUBLE = tuple(
+    re.split(
+        r",\s+",
+        """error, fail, cannot, n't, could not, unable, refus, denied, reject, insuff, not enough, out of, out-of, out_of,
+        ran out, oom, enomem, no cuda, no room, no vram, no kernel, no device, no usable, no gpu, no nvidia, no_device,
+        invalid, unsupported, too old, too small, too low, busy, already mapped, not yet, not found, timed out, illegal,
+        non supported, no adapters, unknown runtime, unsupported gnu, missing, assert, noexcept, locked, stopped,
+        virtuallock, curesult, lost, mismatch, fork, multiple cupy, combination, killed, bad_alloc, xid, fallen, dxgk,
+        fatal, tried to allocate, not work, not possible, not ready, not compatible, not have enough, no such""",
+    )
 )
