@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cached_property
 from math import sqrt
 
@@ -74,7 +75,7 @@ class CudaBackend:
         self.limits = cuda_limits(facts, self._gpu, options)
         self.threads, thread_notes = host_threads(facts)
         self._facts = facts
-        self._whatever_the_host: dict[tuple[Request, int], tuple[Reservation, ...]] = {}
+        self._known_lines: dict[tuple[int, str, int, HostChoice], tuple[Reservation, ...]] = {}
         self._lines = Lines(device=self._gpu.uuid, step=DEVICE_STEP, alignment=cuda_footprint.ARRAY_ALIGNMENT)
         self._slot_bytes = tuple(cuda_footprint.expert_slot_bytes(c.bytes) for c in self.experts.classes)
         self._pool_bytes: dict[int, int] = {}
@@ -86,10 +87,20 @@ class CudaBackend:
         """See `candidates.Backend`. Nobody asks while only looking for what fits."""
         return _speeds(self._facts, self._gpu)
 
+    def among(self, facts: Facts, options: PlanOptions) -> CudaBackend:
+        """See `candidates.Backend`."""
+        other = copy(self)  # with what is known of lines and pools: sizes do not depend on budgets
+        other.limits = cuda_limits(facts, choose_gpu(facts, options.gpu), options)
+        return other
+
     def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """See `candidates.Backend`."""
-        if (request, chunk) not in self._whatever_the_host:  # asked for once for every place of the host lines
-            self._whatever_the_host[request, chunk] = self._lines_of(request, chunk)
+        asked = request.context, request.kv, chunk, host
+        if asked not in self._known_lines:  # the same few are asked for over and over, above all in search of changes
+            self._known_lines[asked] = self._lines_of(request, chunk) + self._host_lines(chunk, host)
+        return self._known_lines[asked]
+
+    def _host_lines(self, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         # Two layers' worth of misses: one on its way while the other is copied from.
         ring = Size(
             2 * self._model.top_k * self.experts.largest_stored_bytes,
@@ -103,7 +114,7 @@ class CudaBackend:
             len(cuda_footprint.host_io(self._model, chunk)),
         )
         lines = (io, *self._lines.host_lines(self._model, host.embedding, host.staging, ring))
-        return (*self._whatever_the_host[request, chunk], *(line for line in lines if line.bytes))
+        return tuple(line for line in lines if line.bytes)
 
     def _lines_of(self, request: Request, chunk: int) -> tuple[Reservation, ...]:
         """Make the lines that do not depend on where the host's lie."""

@@ -53,7 +53,11 @@ class Problem:
     @classmethod
     def of(cls, facts: Facts, model: ModelFacts, options: PlanOptions) -> Problem:
         """Pose the problem; raises what `make_plan` does."""
-        backend = backend_for(facts, model, options)
+        return cls.on(backend_for(facts, model, options), model, options)
+
+    @classmethod
+    def on(cls, backend: Backend, model: ModelFacts, options: PlanOptions) -> Problem:
+        """Pose the problem to a backend that was made with these options."""
         return cls(backend, request_for(backend, model, options), backend.limits.bounds())
 
     def least(self) -> Candidate:
@@ -122,17 +126,20 @@ def make_plan(facts: Facts, model: ModelFacts, options: PlanOptions) -> Allocati
     plan = _draft(facts, model, options)
     if plan.feasible:
         return plan
-    changes = smallest_changes(plan, partial(_fits, model, facts))
+    fits = partial(_fits, backend_for(facts, model, options), model)
+    changes = smallest_changes(plan, partial(fits, facts))
     if not changes:
-        on_gpu = plan.device.backend != "numpy"
-        changes = (smallest_machine(facts, options, partial(_fits, model), on_gpu=on_gpu),)
+        changes = (smallest_machine(facts, options, fits, on_gpu=plan.device.backend != "numpy"),)
     return msgspec.structs.replace(plan, changes=changes)
 
 
-def _fits(model: ModelFacts, facts: Facts, options: PlanOptions) -> bool:
-    """Say whether there is a plan: the leanest rung needs the least of every memory, so it decides."""
+def _fits(backend: Backend, model: ModelFacts, facts: Facts, options: PlanOptions) -> bool:
+    """Say whether there is a plan: the leanest rung needs the least of every memory, so it decides.
+
+    The device and the model are those of `backend`, so that what their lines take is not worked out again.
+    """
     try:
-        return Problem.of(facts, model, options).least().fits
+        return Problem.on(backend.among(facts, options), model, options).least().fits
     except UsageError:
         return False
 
