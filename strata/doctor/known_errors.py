@@ -350,7 +350,8 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
 TROUBLE = tuple(
     re.split(
         r",\s+",
-        """error, fail, cannot, n't, could not, unable, refus, denied, reject, insuff, not enough, out of, out-of, out_of,
+        """error, fail, cannot, n't,
+        could not, unable, refus, denied, reject, insuff, not enough, out of, out-of, out_of,
         ran out, oom, enomem, no cuda, no room, no vram, no kernel, no device, no usable, no gpu, no nvidia, no_device,
         invalid, unsupported, too old, too small, too low, busy, already mapped, not yet, not found, timed out, illegal,
         non supported, no adapters, unknown runtime, unsupported gnu, missing, assert, noexcept, locked, stopped,
