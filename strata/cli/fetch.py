@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strata.cli.loading import plan_to_run, show_plan, versions
+from strata.cli.loading import plan_to_run, show_plan
 from strata.cli.output import say
 from strata.cli.preflight import OpenModel, made_with, open_model, require_feasible, take_facts
 
@@ -60,6 +60,7 @@ def plan_run(
         A saved plan is not for this.
     """
     from strata.cli.simulated_run import simulated_machine
+    from strata.doctor.versions import versions
     from strata.runtime.runlog import fingerprint
 
     simulated = simulated_machine(simulate, model, options, saved=saved, shrink=shrink)

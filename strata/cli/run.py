@@ -51,6 +51,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         Whatever keeps it from answering; nothing stays allocated.
     """
     from strata.cli.conversation import Conversation
+    from strata.cli.overhead import overhead_noted
     from strata.cli.promise import expected
     from strata.cli.session import Session
     from strata.cli.simulated_run import load_simulated, simulated_log_folder
@@ -103,7 +104,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
             loaded = load_simulated(model, plan, simulated, log, quiet=request.json)
         else:
             loaded = load(model, plan, planned.options, log, quiet=request.json)
-        with loaded as engine:
+        with loaded as engine, overhead_noted(engine, facts):
             session = Session(
                 engine,
                 conversation,
