@@ -45,7 +45,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Names follow the GGUF keys: `embedding` is hidden size E, `heads` H, `kv_heads` KV per layer (0 where a
     layer keeps no KV cache), `key_length` and `value_length` per head, `experts` N, `top_k` K,
-    `expert_width` F, `feed_forward` the dense width.
+    `expert_width` F, `shared_width` that of the expert that every token takes (0 where there is none),
+    `feed_forward` the dense width.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     index_values: int = 0  # that a sparse attention caches for a token beside keys and values, over all layers
     window: int = 0  # tokens that the attention of `windowed_layers` sees, its own among them
     windowed_layers: tuple[int, ...] = ()
+    shared_width: int = 0
     row_tables: TensorGroup = TensorGroup()  # read by the row, as the embedding is, but inside the layers
     draft: TensorGroup = TensorGroup()  # layers that only guess the next tokens; `layers` does not count them
 
@@ -137,7 +139,7 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
         feed_forward=feed_forward,
         experts=experts,
         top_k=top_k,
-        expert_width=keys.number("expert_feed_forward_length", feed_forward) if experts else 0,
+        expert_width=keys.number("expert_feed_forward_length", _width(file, "exps", feed_forward)) if experts else 0,
         tied_head=tied_head,
         embedding_table=embedding_table,
         head=embedding_table if tied_head else _group([by_name["output.weight"]]),
@@ -148,6 +150,7 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
         index_values=_index_values(keys, file, layers),
         window=keys.number("attention.sliding_window", 0) if windowed else 0,
         windowed_layers=windowed,
+        shared_width=keys.number("expert_shared_feed_forward_length", _width(file, "shexp", 0)),
         row_tables=_group(row_tables),
         draft=_group(draft),
     )
@@ -159,6 +162,12 @@ def _group(tensors: Sequence[TensorInfo]) -> TensorGroup:
         elements=sum(tensor.elements for tensor in tensors),
         bytes=sum(tensor.nbytes for tensor in tensors),
     )
+
+
+def _width(file: GGUFFile, kind: str, default: int) -> int:
+    """Width of the first expert of a kind, for files that have no key for it."""
+    down = (tensor for name, tensor in file.tensors.items() if name.endswith(f".ffn_down_{kind}.weight"))
+    return next((tensor.shape[0] for tensor in down), default)
 
 
 def _kv_heads(keys: ArchitectureKeys, file: GGUFFile, blocks: int, heads: int) -> tuple[int, ...]:
