@@ -34,7 +34,7 @@ def require_context(plan: AllocationPlan) -> None:
     """
     from strata.runtime.process_memory import anonymous_bytes, mappable_bytes
 
-    line = plan.line("context") if plan.device.backend == "numpy" else None
+    line = plan.line("context" if plan.device.backend == "numpy" else "process")  # a GPU's context lies in VRAM
     needed = max(line.bytes - anonymous_bytes(), 0) if line else 0
     granted = mappable_bytes(needed)
     if line and granted + _MIB < needed:
@@ -110,7 +110,7 @@ def _plan_again(model: OpenModel, plan: AllocationPlan, granted: int) -> Allocat
     options: PlanOptions = msgspec.structs.replace(
         plan.options, max_context=plan.context, kv=plan.kv, ram_budget_bytes=granted
     )
-    second = make_plan(take_facts(model.file.path), model.facts, options)
+    second = make_plan(take_facts(model.file.path, options), model.facts, options)
     # More of a budget is no way out: the system refused what lies beyond it.
     changes = tuple(change for change in second.changes if "--ram-budget" not in change.option and change.option)
     return msgspec.structs.replace(second, changes=changes)

@@ -88,6 +88,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     commit_used_bytes: int | None = None
     overcommit_mode: int | None = None  # Linux vm.overcommit_memory: 0 heuristic, 1 always, 2 never
     memlock_limit_bytes: int | None = None  # RLIMIT_MEMLOCK; None with a reason "no limit" when unlimited
+    address_space_limit_bytes: int | None = None  # RLIMIT_AS (`ulimit -v`); None as above
+    address_space_used_bytes: int | None = None  # of the process that asks for these facts, mapped files included
     thp: str | None = None  # transparent huge pages: "always", "madvise", "never"
     huge_page_bytes: int | None = None  # size of a reserved huge page (or a Windows large page)
     huge_pages_total: int | None = None
@@ -177,6 +179,13 @@ class LibraryFile(msgspec.Struct, frozen=True, omit_defaults=True):
     found_by: str | None = None  # "LD_LIBRARY_PATH", "ld.so.cache", "/usr/lib/wsl/lib", ...
 
 
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+    """VRAM that a run took beside its context and its own allocations, by the driver's count."""
+
+    modules_bytes: int  # once every kernel was loaded
+    graphs_bytes: int  # what came on top by the end: captured graphs, and what libraries keep
+
+
 class CudaDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One device as a CUDA process sees it."""
 
@@ -189,6 +198,9 @@ class CudaDevice(msgspec.Struct, frozen=True, kw_only=True):
     context_bytes: int | None = None  # what the context and a loaded module took from the device
     integrated: bool | None = None
     nvml_index: int | None = None  # the same card in NVML's order, matched by UUID
+    overheads: dict[
+        str, Overhead
+    ] = {}  # by model architecture: of the last run with this card, driver and these kernels
     attributes: dict[str, int] = {}  # by CUDA's names: "CanMapHostMemory", "PageableMemoryAccess", ...
     error: ProbeError | None = None  # why this device could not be used; the others may still work
     unknown: dict[str, str] = {}

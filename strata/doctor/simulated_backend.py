@@ -91,6 +91,7 @@ class SimulatedBackend(NumpyBackend):
     """Implements `candidates.Backend`."""
 
     host_choices: tuple[HostChoice, ...] = CudaBackend.host_choices
+    measured_lines: tuple[str, ...] = ("context",)
 
     def __init__(self, facts: Facts, model: ModelFacts, options: PlanOptions) -> None:
         # The numpy backend's own limits are not used; --vram-reserve-mib means nothing to it.
@@ -106,6 +107,10 @@ class SimulatedBackend(NumpyBackend):
             f"The machine is simulated, every recorded memory divided by {self._shrink}. Lines hold what is really "
             "allocated here (on the CPU, weights as float32), and memory options speak of the small machine.",
         )
+
+    def among(self, facts: Facts, options: PlanOptions) -> SimulatedBackend:
+        """See `candidates.Backend`."""
+        return SimulatedBackend(facts, self._model, options)
 
     def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """See `candidates.Backend`. What a GPU process takes besides is charged, and taken by the simulated driver."""

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.doctor import planner
-from strata.doctor.facts import CudaDevice, Facts, PinnedFacts
+from strata.doctor.facts import CudaDevice, Facts, Overhead, PinnedFacts
 from strata.doctor.plan import AllocationPlan, PlanOptions
 from strata.errors import UsageError
 from strata.gguf.model_facts import ModelFacts
@@ -90,11 +90,12 @@ def random_model(rng: Random) -> ModelFacts:
         tied=rng.random() < 0.5,
         attention_every=rng.choice((1, 1, 4)),
         recurrent_bytes=rng.choice((0, 0, 118 * MIB)),
+        window=rng.choice((0, 0, 128)),
     )
 
 
 def cpu_machine(rng: Random) -> Facts:
-    """A machine without a GPU, in a container or not."""
+    """A machine without a GPU, in a container or not, its address space limited or not."""
     container = {}
     if rng.random() < 0.3:
         limit = memory(rng)
@@ -103,6 +104,8 @@ def cpu_machine(rng: Random) -> Facts:
             "cgroup_used_bytes": limit * rng.randint(0, 110) // 100,
             "cgroup_reclaimable_bytes": limit * rng.randint(0, 50) // 100,
         }
+    if rng.random() < 0.2:
+        container |= {"address_space_limit_bytes": memory(rng), "address_space_used_bytes": rng.randint(0, 900) * MIB}
     return machine(
         memory(rng),
         disk_bytes_per_s=rng.choice((5e6, 2e8, 7e9)),
@@ -135,6 +138,7 @@ def random_gpu_machine(rng: Random) -> Facts:
         vram_free_bytes=total * rng.randint(40, 100) // 100,
         context_bytes=rng.choice((None, rng.randint(100, 600) * MIB)),
         integrated=rng.choice((None, False, True)),
+        overheads=rng.choice(({}, {"qwen3moe": Overhead(modules_bytes=90 * MIB, graphs_bytes=10 * MIB)})),
     )
     return gpu_machine(
         name=rng.choice(("NVIDIA GeForce RTX 4090", "NVIDIA H200", "NVIDIA Something")),
@@ -179,6 +183,8 @@ def more_memory(rng: Random, facts: Facts, o: PlanOptions) -> tuple[Facts, PlanO
         ram["ram_total_bytes"] = host.ram_total_bytes + more
     if host.cgroup_limit_bytes is not None:
         ram["cgroup_limit_bytes"] = host.cgroup_limit_bytes + more
+    if host.address_space_limit_bytes is not None:
+        ram["address_space_limit_bytes"] = host.address_space_limit_bytes + more
     larger["ram"] = grow(facts, host=grow(facts.host, value=grow(host, **ram)))
     if host.commit_limit_bytes is not None:
         wider = grow(host, commit_limit_bytes=host.commit_limit_bytes + more)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -241,10 +242,18 @@ def test_parent_never_imports_what_could_make_a_context() -> None:
 
 @pytest.mark.bench
 @NO_GPU
-def test_quick_gather_takes_under_three_seconds() -> None:
-    probes = gather()
-    total = sum(getattr(probes, group).seconds or 0.0 for group in ("host", "cuda", "speed"))
-    assert total < 3.0
+@pytest.mark.bench
+def test_the_quick_doctor_takes_under_three_seconds_without_a_gpu() -> None:
+    """The median of five runs of the whole command, its start included; 15 seconds with a GPU."""
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "strata", "doctor", "--json"], stdout=subprocess.PIPE, check=False)
+        seconds.append(time.perf_counter() - started)
+    facts = msgspec.convert(msgspec.json.decode(done.stdout)["facts"], Facts, str_keys=True)
+    devices = facts.cuda.value.devices if facts.cuda.value else ()
+    print(f"\nstrata doctor: median {sorted(seconds)[2]:.2f} s of", ", ".join(f"{s:.2f}" for s in seconds))
+    assert sorted(seconds)[2] < (15.0 if devices else 3.0)
 
 
 def test_the_slowest_driver_holds_it_up_for_less_than_three_minutes() -> None:
@@ -265,7 +274,9 @@ def test_what_runs_and_for_how_long_at_most_is_told(monkeypatch: pytest.MonkeyPa
     assert all(limit >= max(module.TIME_LIMITS_S[group] for group in groups) for groups, limit in told)
 
 
-@pytest.mark.parametrize(("gpu", "ordinal"), [(None, 0), ("0", 1), ("1", 0), ("GPU-slow", 1), ("7", 0)])
+@pytest.mark.parametrize(
+    ("gpu", "ordinal"), [(None, 0), ("0", 1), ("1", 0), ("GPU-slow", 1), ("gpu-SLOW", 1), ("7", 0)]
+)
 def test_the_gpu_that_is_named_is_the_one_that_is_measured(
     monkeypatch: pytest.MonkeyPatch, gpu: str | None, ordinal: int
 ) -> None:

@@ -9,7 +9,7 @@ from strata.doctor.invariants import broken
 from strata.doctor.plan import PlanOptions, Tier
 from strata.doctor.planner import make_plan
 from strata.errors import Undetermined, UsageError
-from tests.doctor.shapes import DENSE, GIB, MIB, MIXTRAL, Q3_30B, SMALL_MOE, machine
+from tests.doctor.shapes import DENSE, GIB, MIB, MIXTRAL, Q3_30B, SMALL_MOE, machine, model
 from tests.doctor.typed import applied, weaker
 
 KV_PER_TOKEN_30B = 48 * 4 * (128 + 128) * 4  # float32
@@ -116,6 +116,34 @@ def test_a_container_limit_counts_as_much_as_available_ram():
     assert "container" in plan.shared[0].formula
 
 
+def test_a_limit_on_address_space_bounds_what_the_process_takes_and_needs_no_reserve_of_its_own():
+    free = make_plan(machine(64 * GIB), SMALL_MOE, PlanOptions()).shared[0]
+    limited = machine(64 * GIB, address_space_limit_bytes=5 * GIB, address_space_used_bytes=1 * GIB)
+    plan = make_plan(limited, SMALL_MOE, PlanOptions())
+    (ram,) = plan.shared
+    assert ram.usable_bytes == free.usable_bytes
+    assert ram.usable_bytes - ram.reserve_bytes == 4 * GIB
+    assert ram.formula.endswith(", at most 4 GiB for this process (ulimit -v)")
+    assert "The address space of this process is limited to 5 GiB (ulimit -v), of which 1 GiB are in use." in plan.notes
+    wide = machine(64 * GIB, address_space_limit_bytes=500 * GIB, address_space_used_bytes=1 * GIB)
+    assert make_plan(wide, SMALL_MOE, PlanOptions()).shared[0] == free
+
+
+def test_a_limit_on_address_space_whose_use_is_unknown_says_so():
+    plan = make_plan(machine(64 * GIB, address_space_limit_bytes=5 * GIB), SMALL_MOE, PlanOptions())
+    assert any("what is in use of it is unknown" in note for note in plan.notes)
+
+
+def test_where_only_the_limit_on_address_space_is_too_small_it_is_what_has_to_change():
+    plan = make_plan(machine(64 * GIB, address_space_limit_bytes=64 * MIB), SMALL_MOE, PlanOptions())
+    assert not plan.feasible
+    (change,) = plan.changes
+    more = int(re.search(r"by ([\d,]+) MiB or more: ulimit -v unlimited", change.sentence)[1].replace(",", ""))
+    for mib, fits in ((more, True), (more - 1, False)):
+        raised = machine(64 * GIB, address_space_limit_bytes=(64 + mib) * MIB)
+        assert make_plan(raised, SMALL_MOE, PlanOptions()).feasible is fits
+
+
 def test_unknown_ram_is_not_zero_but_undetermined_unless_a_budget_is_given():
     with pytest.raises(Undetermined, match="meminfo is missing") as caught:
         make_plan(machine(None), SMALL_MOE, PlanOptions())
@@ -218,3 +246,21 @@ def test_when_nothing_helps_the_smallest_machine_is_named_and_would_do():
     needed = int(re.search(r"with ([\d,]+) MiB of available RAM", change.sentence)[1].replace(",", "")) * MIB
     assert make_plan(machine(needed), MIXTRAL, PlanOptions()).feasible
     assert not make_plan(machine(needed - MIB), MIXTRAL, PlanOptions()).feasible
+
+
+def test_a_model_without_any_kv_cache_has_no_windows_to_speak_of():
+    m = model(
+        "no attention",
+        "gpt-oss",
+        layers=3,
+        embedding=256,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        vocab=1000,
+        feed_forward=256,
+        attention_every=4,
+        recurrent_bytes=MIB,
+        window=128,
+    )
+    assert make_plan(machine(4 * GIB), m, PlanOptions()).feasible

@@ -1,15 +1,16 @@
-"""The system, its RAM and its processors."""
+"""The system, its RAM, and the limits on what a process may take of it."""
 
 from __future__ import annotations
 
 import re
 
 from strata.doctor.checks.check import Result, check, fail, passed, warn
-from strata.doctor.checks.machine import Machine
-from strata.doctor.units import GIB, counted, size
+from strata.doctor.checks.machine import Machine, error_text
+from strata.doctor.units import GIB, KIB, counted, size
 
 SYSTEMS = {"darwin": "macOS"}
 SWAPPING = 2 * GIB  # swap in use that says more than a few idle pages were put away
+NO_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
 @check("STR-SYS-OS", "Operating system", needs=("host.os",))
@@ -114,6 +115,44 @@ def overcommit(m: Machine) -> Result | None:
     )
 
 
+@check(
+    "STR-RAM-ADDRESS",
+    "Limit on address space",
+    needs=("host.address_space_limit_bytes", "host.ram_available_bytes"),
+)
+def address_space(m: Machine) -> Result | None:
+    """`ulimit -v` (RLIMIT_AS, which batch systems and login scripts set) bounds what a process may map, touched or not:
+    the model file, every thread's stack, and the whole of RAM and VRAM, for which CUDA reserves addresses. Allocations
+    are then refused with plenty of memory free. Plans keep to what is left."""
+    limit, used = m.host.address_space_limit_bytes, m.host.address_space_used_bytes
+    if limit is None:
+        return passed("Nothing limits this process's address space.")
+    in_use = f", {size(used)} in use" if used is not None else ""
+    says = m.says("host.address_space_limit_bytes", f"ulimit -v {limit // KIB} ({size(limit)}){in_use}")
+    if not address_space_is_short(m):
+        return passed("The limit on this process's address space leaves room for all of its memory.", says)
+    remedy = "ulimit -v unlimited (a batch system sets it by what a job asks for: SGE -l h_vmem=SIZE, PBS -l vmem=SIZE)"
+    refused = [m.says(group, error_text(e)) for group, e in m.cuda_errors if (group, e.code) == ("cuda", NO_MEMORY)]
+    if refused:
+        what = f"CUDA reserves more addresses than the {size(limit)} that this process may have."
+        return fail(what, says, *refused, remedy=remedy)
+    return warn(
+        f"This process may map only {size(max(limit - (used or 0), 0))} more; beyond that, free memory is refused.",
+        says,
+        m.says("host.ram_available_bytes", f"{size(m.host.ram_available_bytes or 0)} RAM available"),
+        remedy=remedy,
+    )
+
+
+def address_space_is_short(m: Machine) -> bool:
+    """Say whether a limit on address space bounds this process sooner than the RAM and VRAM it could use."""
+    limit, available = m.host.address_space_limit_bytes, m.host.ram_available_bytes
+    if limit is None or available is None:
+        return False
+    in_vram = sum(gpu.vram_total_bytes or 0 for gpu in m.nvml.gpus)
+    return limit - (m.host.address_space_used_bytes or 0) < available + in_vram
+
+
 @check("STR-KERNEL-PIN", "Kernel with a page-locking bug", needs=("host.kernel",), scope=("host.os",))
 def kernel_611(m: Machine) -> Result | None:
     """On Linux 6.11 a refused page-locking request leaks: cudaMallocHost fails and the RAM is gone until a reboot.
@@ -126,94 +165,4 @@ def kernel_611(m: Machine) -> Result | None:
         "This kernel leaks memory when page-locking is refused; the pinned budget was not tried.",
         m.says("host.kernel", f"kernel {m.host.kernel}"),
         remedy="Install kernel 6.12 or newer (Ubuntu: sudo apt install linux-generic-hwe-24.04), then reboot",
-    )
-
-
-@check("STR-CPU-NUMA", "Memory of another socket", needs=("host.numa_nodes.total_bytes",))
-def numa(m: Machine) -> Result | None:
-    """Experts that lie on the other socket's memory are read through the link between sockets: 6.4 instead of 10.1
-    tokens per second has been seen."""
-    nodes = [node for node in m.host.numa_nodes or () if node.total_bytes]
-    if len(nodes) < 2:
-        return passed("All RAM is equally near.")
-    near = {gpu.numa_node for gpu in m.nvml.gpus if gpu.numa_node is not None}
-    home = f"; the GPU is on node {min(near)}" if len(near) == 1 else ""
-    return warn(
-        f"RAM is spread over {len(nodes)} nodes{home}; experts on a far node are read slower.",
-        m.says("host.numa_nodes", ", ".join(f"node {n.node}: {size(n.total_bytes or 0)}" for n in nodes)),
-        remedy="numactl --interleave=all strata run ...",
-    )
-
-
-@check("STR-CPU-ISA", "Vector instructions", needs=("host.cpu_flags",), scope=("host.machine",))
-def instructions(m: Machine) -> Result | None:
-    """Without AVX2 the CPU's matrix products are several times slower. In a virtual machine the flag is often merely
-    not passed through."""
-    if (m.host.machine or "").lower() not in ("x86_64", "amd64"):
-        return None
-    if m.host.cpu_flags is None or "avx2" in m.host.cpu_flags:
-        return passed("The processor has AVX2.")
-    return warn(
-        "The processor, as this system sees it, has no AVX2: the CPU backend is several times slower.",
-        m.says(
-            "host.cpu_flags", f"{m.host.cpu_model or 'CPU'}: {' '.join(m.host.cpu_flags) or 'no vector extensions'}"
-        ),
-        remedy="In a virtual machine pass the host's processor through (QEMU: -cpu host; Proxmox: CPU type 'host'); "
-        "processors from before 2013 have none",
-    )
-
-
-@check("STR-CPU-QUOTA", "Container CPU quota", needs=("host.cgroup_cpus", "host.cpu_logical"))
-def cpu_quota(m: Machine) -> Result | None:
-    """Under a CPU quota, threads beyond it only take turns: the whole group is paused in every period."""
-    quota, cpus = m.host.cgroup_cpus, m.host.cpu_logical
-    if quota is None or cpus is None or quota >= min(cpus, m.host.cpu_usable or cpus):
-        return passed("No CPU quota below the processors it may use.")
-    return warn(
-        f"This process may use {quota:g} of {cpus} processors; more threads than that pause each other.",
-        m.says("host.cgroup_cpus", f"CPU quota {quota:g}"),
-        remedy=f"OMP_NUM_THREADS={max(int(quota), 1)} strata run ..., or a larger quota: docker run --cpus=N",
-    )
-
-
-@check("STR-CPU-PRIORITY", "Low priority", needs=("host.cpu_priority", "host.io_priority"))
-def priority(m: Machine) -> Result | None:
-    """A task started at low priority (a scheduled task on Windows, `nice`, `ionice -c3`) reads its model up to 24
-    times slower than the same command in a terminal."""
-    low = [
-        m.says(f"host.{name}", f"{what} priority: low")
-        for name, what, value in (
-            ("cpu_priority", "CPU", m.host.cpu_priority),
-            ("io_priority", "disk", m.host.io_priority),
-        )
-        if value == "low"
-    ]
-    if not low:
-        return passed("Ordinary priority.")
-    return warn(
-        "This process runs at low priority: loading can be 20 times slower than in a terminal.",
-        *low,
-        remedy=m.per_os(
-            linux="Start it without nice or ionice, or: sudo renice 0 -p PID; ionice -c2 -n4 -p PID",
-            windows="In the Task Scheduler export the task, set <Priority>4</Priority> in the XML and import it",
-        ),
-    )
-
-
-@check("STR-CPU-HYBRID", "Efficiency cores", needs=("host.cpu_efficiency", "host.cpu_performance"))
-def hybrid(m: Machine) -> Result | None:
-    """When performance and efficiency cores share a product, everyone waits for the slowest: 15 workers have been
-    slower than 4."""
-    slow, fast = m.host.cpu_efficiency, m.host.cpu_performance
-    if not slow or not fast:
-        return passed("All processor cores are alike.")
-    if m.host.os == "darwin":
-        return passed("macOS itself puts busy threads on performance cores.")
-    return warn(
-        f"{slow} of {slow + fast} logical processors are efficiency cores; threads on them hold up the others.",
-        m.says("host.cpu_efficiency", f"{m.host.cpu_model or 'CPU'}: {fast} performance, {slow} efficiency"),
-        remedy=m.per_os(
-            linux=f"taskset -c 0-{fast - 1} strata run ...",
-            windows=f"start /affinity {(1 << min(fast, 64)) - 1:X} strata run ...",
-        ),
     )
