@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from strata.kernels.compile import Kernel
 from tests.runtime.cuda.simulated_cupy import DeviceArray, simulated_cuda
 
 COMPILER = shutil.which("g++")
+NEEDED = pytest.mark.skipif(
+    COMPILER is None or not sys.platform.startswith("linux"), reason="needs g++ and Linux's coroutines"
+)
 _HEADER = Path(__file__).with_name("simt.h")
 _OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-w", "-U_FORTIFY_SOURCE")
 
@@ -68,18 +72,42 @@ def _library(family: str, expressions: Sequence[str], folder: Path) -> Path:
     return path
 
 
+class Capture:
+    """A stream's capture: while it is open, launches are noted in place of being run."""
+
+    def __init__(self) -> None:
+        self.open: list[Callable[[], None]] | None = None
+
+    def begin(self) -> None:
+        assert self.open is None
+        self.open = []
+
+    def end(self) -> Any:
+        launches, self.open = self.open, None
+        assert launches is not None
+        return SimpleNamespace(launch=lambda stream: [launch() for launch in launches])
+
+
 class HostKernel:
     """Stands in for `strata.kernels.launch.LoadedKernel`."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: Found, capture: Capture) -> None:
         path, name = found
         self._launch = getattr(ctypes.CDLL(str(path)), name)
+        self._capture = capture
 
     def __call__(
         self, grid: tuple[int, ...], threads: int, arguments: Sequence[Any], stream: int, shared: int = 0
     ) -> None:
         addresses = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
-        self._launch((ctypes.c_uint * 3)(*(*grid, 1, 1)[:3]), threads, addresses, shared)
+
+        def launch(values: Sequence[Any] = arguments) -> None:  # which keeps them: a captured one runs later
+            self._launch((ctypes.c_uint * 3)(*(*grid, 1, 1)[:3]), threads, addresses, shared)
+
+        if self._capture.open is None:
+            launch()
+        else:
+            self._capture.open.append(launch)
 
     def unload(self) -> None:
         """Do nothing: the library stays."""
@@ -104,7 +132,10 @@ def kernels_on_host(monkeypatch: pytest.MonkeyPatch, folder: Path, capacity: int
         from strata.kernels import cuda_ops
 
         patch.setattr(cuda_ops, "compile_kernels", compiled)
-        patch.setattr(cuda_ops, "LoadedKernel", lambda found, overlap: HostKernel(found))
+        capture = Capture()
+        patch.setattr(cuda_ops, "LoadedKernel", lambda found, overlap: HostKernel(found, capture))
+        patch.setattr(cupy.cuda.Stream, "begin_capture", lambda stream: capture.begin())
+        patch.setattr(cupy.cuda.Stream, "end_capture", lambda stream: capture.end())
         yield cuda_ops
 
 

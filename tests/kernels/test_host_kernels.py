@@ -13,11 +13,9 @@ import pytest
 
 from strata.kernels.cuda_layout import LAYOUTS
 from strata.kernels.ops import RopeStyle
-from tests.kernels.host import COMPILER, kernels_on_host
+from tests.kernels.host import NEEDED, kernels_on_host
 
-pytestmark = pytest.mark.skipif(
-    COMPILER is None or not sys.platform.startswith("linux"), reason="needs g++ and Linux's coroutines"
-)
+pytestmark = NEEDED
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +86,15 @@ def test_attention(
 @pytest.mark.parametrize("size", [32, 128])
 def test_int8_cells_of_what_is_not_finite(size: int, gpu_test: Load) -> None:
     gpu_test("test_gpu_ops").test_int8_cells_of_what_is_not_finite_are_not_finite(size)
+
+
+def test_the_other_ops(gpu_test: Load) -> None:
+    ops = gpu_test("test_gpu_ops")
+    ops.test_norm_rows((128, 64), 3)
+    ops.test_scales(0.22)
+    ops.test_norm_project_with_biases("Q4_K", 1)
+    ops.test_shared_ffn("Q8_0", "Q5_K", 512, 256, True, 5)
+    ops.test_dense_ffn(1)
+    ops.test_route(8, 2, 128, 6)
+    ops.test_route(60, 4, 256, 1)
+    ops.test_route_breaks_ties_by_index()
