@@ -1,4 +1,4 @@
-"""The engine's way on a GPU, its kernels' own sources run on this CPU: right answers through plan, loader and graphs."""
+"""The engine's way on a GPU, its kernels' own sources run on this CPU: right answers by plan, loader and graphs."""
 
 from __future__ import annotations
 
