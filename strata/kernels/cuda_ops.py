@@ -375,7 +375,9 @@ class CudaOps:
         tokens, columns = x.shape
         tiles = [Tile.of(weight.type, columns) for weight in weights]
         kinds = list(dict.fromkeys(tiles))
-        threads = max(tile.warps for tile in kinds) * _WARP
+        together = self._together(tokens, columns)
+        writers = -(-_TILE_ROWS * together // _WARP)  # warps, of which each thread writes one sum
+        threads = max(writers, *(tile.warps for tile in kinds)) * _WARP
         blocks = [-(-weight.rows // _TILE_ROWS) for weight in weights]
         # A large matrix is walked by the blocks that fit at once, which then read the activations once.
         fit = self._processors * max(1, _THREADS // threads)
@@ -386,7 +388,6 @@ class CudaOps:
             bias = 0 if biases is None else _pointer(biases[i])
             segments.at[i] = _Segment(weight.data.data.ptr, out.data.ptr, bias, weight.rows, kinds.index(tile), first)
             first += blocks[i]
-        together = self._together(tokens, columns)
         flags = f"{onto if biases is None else 'kBias'},{str(walks).lower()}"
         self._launch(
             "project",

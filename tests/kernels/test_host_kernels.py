@@ -95,6 +95,8 @@ def test_the_other_ops(gpu_test: Load) -> None:
     ops.test_norm_project_with_biases("Q4_K", 1)
     ops.test_shared_ffn("Q8_0", "Q5_K", 512, 256, True, 5)
     ops.test_dense_ffn(1)
+    ops.test_project_add("Q4_K", 256)
+    ops.test_project_add("Q8_0", 96)
     ops.test_route(8, 2, 128, 6)
     ops.test_route(60, 4, 256, 1)
     ops.test_route_breaks_ties_by_index()

@@ -82,7 +82,7 @@ __device__ __forceinline__ void project_tile(int tile, const Segment& seg, int b
 }
 
 // out = scale * rms(x, norm) @ weight.T, and what kOnto says, for up to four weights; `norm` may be null. Grid: (blocks,
-// ceil(tokens / NT)). A block is one team of up to kThreads threads.
+// ceil(tokens / NT)). A block is one team; kThreads is kTileRows * NT at least.
 template <Onto kOnto, bool kWalks, int NT, int kThreads, class... Tiles>
 __global__ void __launch_bounds__(kThreads, NT == 1 && kThreads <= 768 ? 768 / kThreads : 1)
     project(const Segments segments, const float* x, const float* norm, float eps, float scale, int k, int tokens) {

@@ -64,13 +64,13 @@ def test_f16_kv_cache(name: str) -> None:
 def test_int8_kv_cache(name: str) -> None:
     """int8 keys and values cost 2e-3 on average and 6e-3 at most where heads have 64 columns and no expert changes.
 
-    The two small float models have experts so close together that one or two tokens get another (5e-1 of error there);
-    their heads of 32 columns and large scores cost 5e-3 and 3e-2 in the median.
+    In the small float models, heads of 16 and 32 columns, it is 3e-4 to 7e-3 in the median (qwen3moe 3e-2). Some have
+    experts so close together that one or two tokens get another, with up to 5e-1 of error there.
     """
     model, _, golden = load_golden(name, kv="int8")
     logits = all_logits(model, golden["tokens"], [40, *[1] * (len(golden["tokens"]) - 40)])
     error = relative_error(logits, golden["logits"])
-    assert 1e-3 < np.median(error) < (5e-2 if name in FLOAT else 4e-3)
+    assert 1e-4 < np.median(error) < (5e-2 if name in FLOAT else 4e-3)
     if name in QUANTISED:
         assert error.max() < 1e-2
 

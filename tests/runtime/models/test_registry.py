@@ -57,7 +57,7 @@ def test_it_can_be_planned_and_run(architecture: str, device: str) -> None:
             facts = read_model_facts(file)
             plan = make_plan(H200, facts, PlanOptions(device=device, max_context=64))
             assert plan.feasible
-            assert why_not(file, facts, "f16") is None
+            assert why_not(file, facts) is None
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
