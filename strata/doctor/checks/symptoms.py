@@ -45,7 +45,7 @@ def crashed(m: Machine) -> Result | None:
     return fail(
         f"The probe's process crashed: {', '.join(f'{g} ({WHERE[g]})' for g in dead)}.",
         *evidence,
-        remedy=f"Reinstall the NVIDIA driver, and CuPy in a fresh environment: pip install 'strata[{m.cuda_extra()}]'",
+        remedy=f"Reinstall the NVIDIA driver, and CuPy in a fresh environment: {m.pip_install()}",
     )
 
 
