@@ -1,0 +1,158 @@
+"""Fewer slots than experts: the device finds and fills them by itself, as long as it can read what is missing.
+
+Where some experts lie in memory that the device cannot read, a step stops after each router for the host to bring them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.doctor.plan import Tier
+from strata.gguf.model_facts import ModelFacts
+from strata.kernels.cuda_ops import CudaOps
+from strata.kernels.ops import Array
+from strata.kernels.residency import EMPTY, Policy, Pool, Tables
+from strata.runtime.cuda.carry import Carrier
+from strata.runtime.cuda.device import CudaDevice
+from strata.runtime.cuda.experts import SlotPool
+from strata.runtime.cuda.graph import Recorder
+from strata.runtime.expert_cache import CacheCounts
+from strata.runtime.expert_store import ExpertStore
+
+_WORD = 16  # bytes of the widest copy
+
+
+class CachedExperts:
+    """Experts in turns in as many slots as there are.
+
+    Parameters
+    ----------
+    device : CudaDevice
+    ops : CudaOps
+    recorder : Recorder
+    pools : sequence of SlotPool
+        One per size class.
+    store : ExpertStore
+        What it keeps lies as in a slot.
+    facts : ModelFacts
+    buffers, host : mapping of str to Array
+        Of `strata.gguf.cuda_footprint`: `workspace` and `host_io`.
+    policy : Policy
+    threads : int
+        That copy what the device cannot read.
+
+    Attributes
+    ----------
+    resident : bool
+        Whether a step needs nothing of the host.
+    seen : NDArray[np.bool_], shape (layers, experts)
+        Which were asked for.
+    """
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        ops: CudaOps,
+        recorder: Recorder,
+        pools: Sequence[SlotPool],
+        store: ExpertStore,
+        facts: ModelFacts,
+        buffers: Mapping[str, Array],
+        host: Mapping[str, NDArray[Any]],
+        policy: Policy,
+        threads: int,
+    ) -> None:
+        self._device, self._ops, self._recorder, self._store = device, ops, recorder, store
+        names = ("slot_of", "use", "calls", "source", "counts", "wanted")
+        self._tables = Tables(
+            **{name: buffers[f"tables.{name}"] for name in names}, experts=facts.experts, policy=policy
+        )
+        self._slots = buffers["slots"]
+        self._host_counts, self._host_wanted = host["counts"], host["wanted"]
+        self._layers = {layer: pool for pool in pools for layer in pool.planned.layers}
+        keys = facts.layers * facts.experts
+        sources = np.zeros(keys, np.uint64)
+        for key in range(keys):
+            held, tier = store.held(key)
+            if held is not None and tier is Tier.PINNED:
+                sources[key] = device.address(held)
+        of_experts = np.repeat([layer in self._layers for layer in range(facts.layers)], facts.experts)
+        self.resident = bool(sources[of_experts].all())
+        self.unpinned = sum(store.held(key)[1] is Tier.PINNED and not sources[key] for key in range(keys))
+        self._carrier = None if self.resident else Carrier(device, store, threads)
+        for table, values in (
+            ("slot_of", np.full(keys, EMPTY, np.int32)),
+            ("owner", np.full(keys, EMPTY, np.int32)),
+            ("source", sources),
+        ):
+            device.to_device(buffers[f"tables.{table}"], values)
+        device.wait()
+        self._pools: dict[int, tuple[SlotPool, Pool]] = {}
+        owners = buffers["tables.owner"]
+        for pool in pools:
+            owner, owners = owners[: pool.planned.slots], owners[pool.planned.slots :]
+            word = _word(pool, sources.reshape(facts.layers, -1)[list(pool.planned.layers)])
+            made = Pool(owner, pool.data, pool.planned.slot_bytes, pool.nbytes, word)
+            self._pools |= dict.fromkeys(pool.planned.layers, (pool, made))
+        self._of_pool = {layer: pool.slots() for layer, pool in self._layers.items()}
+        self.seen = np.zeros((facts.layers, facts.experts), np.bool_)
+        self._counts = CacheCounts()
+        self._carried: Counter[Tier] = Counter()
+        self._before = CacheCounts()
+
+    def add(self, layer: int, hidden: Array, ids: Array, weights: Array, residual: Array) -> None:
+        """See `strata.runtime.models.Experts.add`."""
+        slots = self._slots[: len(hidden)]
+        self._ops.make_ready(self._tables, self._pools[layer][1], layer, ids, slots)
+        if not self.resident:
+            self._recorder.host(partial(self._bring, layer))
+        self._ops.experts_add(hidden, self._of_pool[layer], slots, weights, residual)
+
+    @property
+    def counts(self) -> CacheCounts:
+        """As of the last step that the host has seen."""
+        return self._counts - self._before
+
+    def forget(self) -> None:
+        """Count from here on."""
+        self._before = self._counts
+
+    def copy_out(self, place: int) -> None:
+        """See `strata.runtime.cuda.step.NotesExperts`."""
+        self._device.to_host(self._host_counts[place], self._tables.counts)
+
+    def note_step(self, place: int) -> None:
+        """Take over what the device has counted."""
+        hits, misses, evictions, filled = self._host_counts[place].tolist()
+        calls = self._counts.calls + len(self._layers)
+        carried = self._carried + Counter({Tier.PINNED: filled})
+        self._counts = CacheCounts(calls, calls, hits, misses, evictions, carried)
+
+    def note(self, ids: NDArray[np.int32], place: int) -> None:
+        """Note what a call asked for, too."""
+        self.note_step(place)
+        self.seen[np.arange(len(ids))[:, None], ids.reshape(len(ids), -1)] = True
+
+    def _bring(self, layer: int) -> None:
+        """Fill what the device could not."""
+        self._device.to_host(self._host_wanted, self._tables.wanted)
+        self._device.wait()
+        count = int(self._host_wanted[0])
+        if not count:
+            return
+        pool = self._layers[layer]
+        pairs = self._host_wanted[1 : 1 + 2 * count].reshape(count, 2).tolist()
+        assert self._carrier is not None
+        self._carried += self._carrier.carry([(key, pool.place(slot)) for key, slot in pairs])
+
+
+def _word(pool: SlotPool, sources: NDArray[np.uint64]) -> int:
+    """Return the bytes of the widest loads that suit every expert of a pool."""
+    return math.gcd(_WORD, pool.nbytes, int(np.bitwise_or.reduce(sources, axis=None)))

@@ -1,0 +1,91 @@
+"""Experts that the device cannot read by itself: several threads copy them to the staging ring, and on from there."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.doctor.plan import Tier
+from strata.kernels.ops import Array
+from strata.kernels.workers import WORTH_A_THREAD, Task, Workers
+from strata.runtime.cuda.device import CudaDevice
+from strata.runtime.expert_store import ExpertStore
+
+_PIECE = 512 << 10  # bytes that a thread copies at once: a few for each expert
+
+
+class Carrier:
+    """Fills slots from pageable memory and from the file.
+
+    NumPy lets go of the interpreter while it copies, so the threads run side by side; whichever ends an expert sends it
+    on, while the others copy the next.
+
+    Parameters
+    ----------
+    device : CudaDevice
+    store : ExpertStore
+        What it keeps lies as in a slot.
+    threads : int
+    """
+
+    def __init__(self, device: CudaDevice, store: ExpertStore, threads: int) -> None:
+        self._device = device
+        self._store = store
+        self._workers = Workers(threads)
+
+    def carry(self, wanted: Sequence[tuple[int, Array]]) -> Counter[Tier]:
+        """Fill the given places with the experts of the given keys, in order with the stream.
+
+        Nothing that was sent from the ring before may still be on its way. Returns the bytes by where they came from.
+        """
+        carried: Counter[Tier] = Counter()
+        ring = self._store.ring
+        for start in range(0, len(wanted), len(ring)):
+            if start:
+                self._device.wait()
+            tasks: list[Task] = []
+            for entry, (key, place) in zip(ring, wanted[start : start + len(ring)], strict=False):
+                tasks += self._tasks(key, entry[: place.nbytes], place)
+                carried[self._store.held(key)[1]] += place.nbytes
+            self._workers.run(tasks, WORTH_A_THREAD)
+        return carried
+
+    def _tasks(self, key: int, entry: NDArray[np.uint8], place: Array) -> Iterator[Task]:
+        held, _ = self._store.held(key)
+        sending = _Last(1 if held is None else -(-len(entry) // _PIECE), partial(self._device.send, place, entry))
+        if held is None:
+            yield partial(self._read, key, entry, sending)
+            return
+        for start in range(0, len(entry), _PIECE):
+            piece = slice(start, start + _PIECE)
+            yield partial(_copy, entry[piece], held[piece], sending)
+
+    def _read(self, key: int, entry: NDArray[np.uint8], sending: _Last, worker: int) -> None:
+        self._store.copy(key, entry)
+        sending.done()
+
+
+def _copy(to: NDArray[np.uint8], source: NDArray[np.uint8], sending: _Last, worker: int) -> None:
+    np.copyto(to, source)
+    sending.done()
+
+
+class _Last:
+    """Calls `then` in the last of `count` threads to be done."""
+
+    def __init__(self, count: int, then: partial[None]) -> None:
+        self._left = count
+        self._then = then
+        self._lock = threading.Lock()
+
+    def done(self) -> None:
+        with self._lock:
+            self._left -= 1
+            left = self._left
+        if not left:
+            self._then()
