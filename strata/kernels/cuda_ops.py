@@ -29,7 +29,7 @@ _STATIC_SHARED = 16 << 10  # most that a kernel has besides the staged activatio
 _TOKENS = 4  # tokens that one pass over a weight serves
 _THREADS = 768  # of a processor, which projections keep busy
 _READY_THREADS = 512  # kReadyThreads in cuda/residency.cu
-_READY_BLOCKS = 64  # that copy missing experts: enough reads in flight for the fastest link
+_READY_BLOCKS = 16  # that copy missing experts: enough reads in flight for the fastest link
 _WORDS = {16: "uint4", 8: "uint2", 4: "u32", 2: "u16"}
 
 
@@ -299,7 +299,7 @@ class CudaOps:
             f"make_ready<{_WORDS[pool.word]},{str(fits).lower()}>",
             (_READY_BLOCKS,),
             _READY_THREADS,
-            *(_Residency(*(_pointer(table) for table in (*each, pool.data)), *numbers), ids, asked, slots),
+            *(_Residency(*(_pointer(table) for table in (*each, pool.data)), *numbers), ids, asked, len(ids), slots),
             self._scratch["counters"],
             shared=kept if fits else 4 * -(-len(pool.owner) // 32),
         )

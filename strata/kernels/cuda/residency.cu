@@ -30,20 +30,39 @@ __device__ __forceinline__ u32 worth_of(const Residency& r, int slot) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+// One token, whose experts differ, and nothing is missing: what nearly every step is. True where it was so.
+__device__ __forceinline__ bool all_there(const Residency& r, const int* ids, int asked, int* slots) {
+  int lane = threadIdx.x % kWarp, key = r.layer * r.experts + (lane < asked ? __ldcg(ids + lane) : 0);
+  int slot = __ldcg(r.slot_of + key);
+  u32 call = __ldcg(r.calls + r.layer) + 1, uses = __ldcg(&r.use[key].y);
+  if (__any_sync(kAllLanes, slot < 0 && lane < asked)) return false;
+  if (blockIdx.x || threadIdx.x >= kWarp) return true;
+  if (lane < asked) {
+    slots[lane] = slot;
+    r.use[key] = make_uint2(call, uses + (r.policy == 2 ? 0 : 1));
+  }
+  if (lane) return true;
+  r.calls[r.layer] = call;
+  r.wanted[0] = 0;
+  atomicAdd(r.counts, (u64)asked);
+  return true;
+}
+
 // Every block finds the same misses and victims from the same tables and copies its part; the last one to end writes
 // the tables, which nobody reads any more. kKept: `kept` has room for each slot's worth, else for one bit of each slot.
 template <class Word, bool kKept>
-__global__ void __launch_bounds__(kReadyThreads) make_ready(const Residency r, const int* ids, int asked, int* slots,
-                                                            u32* counter) {
+__global__ void __launch_bounds__(kReadyThreads) make_ready(const Residency r, const int* ids, int asked, int tokens,
+                                                            int* slots, u32* counter) {
   extern __shared__ u32 kept[];
   __shared__ int id[kMostAsked], same[kMostAsked], at[kMostAsked], missing[kMostAsked], victim[kMostAsked];
   __shared__ u64 best[2][kReadyThreads / kWarp];
   __shared__ int misses, filled;
   int thread = threadIdx.x, lane = thread % kWarp;
   let_next_start();
-  // The tables were complete before the experts of the layer in front of this one ran.
-  for (int s = thread; s < (kKept ? r.slots : (r.slots + 31) / 32); s += kReadyThreads) kept[s] = kKept ? worth_of(r, s) : 0;
   wait_for_previous();
+  if (tokens == 1 && all_there(r, ids, asked, slots)) return;
+#pragma unroll 8
+  for (int s = thread; s < (kKept ? r.slots : (r.slots + 31) / 32); s += kReadyThreads) kept[s] = kKept ? worth_of(r, s) : 0;
   if (thread < asked) id[thread] = __ldcg(ids + thread);
   if (thread == 0) misses = filled = 0;
   __syncthreads();
