@@ -98,7 +98,8 @@ def usable_ram(facts: Facts, options: PlanOptions) -> UsableRam:
     """Work out the RAM this process may take: what the system has available, or the container, whichever is less.
 
     The kernel ends a process that crosses its control group's limit however much RAM the host has, so
-    ``limit - used + reclaimable`` counts as much as MemAvailable. What ``--ram-budget`` holds back joins the reserve.
+    ``limit - used + reclaimable`` counts as much as MemAvailable. What ``--ram-budget`` or a limit on the address space
+    (``ulimit -v``) holds back joins the reserve.
 
     Raises
     ------
@@ -136,7 +137,28 @@ def usable_ram(facts: Facts, options: PlanOptions) -> UsableRam:
     if asked is not None:
         reserve = max(reserve, usable - asked)
         formula += f", at most {size(asked)} for this process (--ram-budget)"
+    mappable = address_space_left(host)
+    if mappable is not None and mappable < usable - reserve:
+        reserve = usable - mappable
+        formula += f", at most {size(mappable)} for this process (ulimit -v)"
+        in_use = host.address_space_used_bytes
+        notes.append(
+            f"The address space of this process is limited to {size(host.address_space_limit_bytes or 0)} (ulimit -v), "
+            + (f"of which {size(in_use)} are in use." if in_use is not None else "and what is in use of it is unknown.")
+        )
     return UsableRam(usable, reserve, formula, " and ".join(source for _, _, source in terms), tuple(notes))
+
+
+def address_space_left(host: HostFacts) -> int | None:
+    """Return how much this process may still map; None where nothing limits it.
+
+    What is mapped takes RAM only once it is touched, so this bounds what the process takes, and the system needs no
+    reserve of it. While its use is unknown all of the limit counts: what is too much will be refused when it is taken,
+    before anything is read.
+    """
+    if host.address_space_limit_bytes is None:
+        return None
+    return max(host.address_space_limit_bytes - (host.address_space_used_bytes or 0), 0)
 
 
 def _unknown_ram(facts: Facts, host: HostFacts) -> str | None:

@@ -88,6 +88,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     commit_used_bytes: int | None = None
     overcommit_mode: int | None = None  # Linux vm.overcommit_memory: 0 heuristic, 1 always, 2 never
     memlock_limit_bytes: int | None = None  # RLIMIT_MEMLOCK; None with a reason "no limit" when unlimited
+    address_space_limit_bytes: int | None = None  # RLIMIT_AS (`ulimit -v`); None as above
+    address_space_used_bytes: int | None = None  # of the process that asks for these facts, mapped files included
     thp: str | None = None  # transparent huge pages: "always", "madvise", "never"
     huge_page_bytes: int | None = None  # size of a reserved huge page (or a Windows large page)
     huge_pages_total: int | None = None

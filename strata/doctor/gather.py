@@ -181,10 +181,10 @@ class _Gathering:
 
     def _find_device(self) -> int:
         """Return CUDA's number of the GPU that the pinned and speed probes use."""
-        wanted, cuda = self._options.gpu, self._probes["cuda"].value
-        for device in cuda.devices if wanted is not None and cuda is not None else ():
+        wanted, cuda = (self._options.gpu or "").lower(), self._probes["cuda"].value
+        for device in cuda.devices if cuda is not None else ():
             index = device.ordinal if device.nvml_index is None else device.nvml_index
-            if wanted in (str(index), device.uuid):
+            if wanted in (str(index), device.uuid and device.uuid.lower()):
                 return int(device.ordinal)
         return self._options.device
 
@@ -208,13 +208,15 @@ class _Gathering:
         return f"device {device.ordinal} cannot be used: {device.error.message}" if device.error else None
 
     def _available_bytes(self) -> int:
-        """Return the RAM that may be taken now, a container's limit included; 0 when unknown."""
+        """Return the RAM that may be taken now, a container's and the process's limits included; 0 when unknown."""
         host = self._probes["host"].value
         if host is None or host.ram_available_bytes is None:
             return 0
         room: int = host.ram_available_bytes
         if host.cgroup_limit_bytes is not None and host.cgroup_used_bytes is not None:
             room = min(room, host.cgroup_limit_bytes - host.cgroup_used_bytes + (host.cgroup_reclaimable_bytes or 0))
+        if host.address_space_limit_bytes is not None and host.address_space_used_bytes is not None:
+            room = min(room, host.address_space_limit_bytes - host.address_space_used_bytes)
         return max(room, 0)
 
     def _pin(self, request: ProbeRequest) -> None:

@@ -25,11 +25,18 @@ def with_ram(facts: Facts, nbytes: int) -> Facts:
         ram_available_bytes=nbytes,
         ram_total_bytes=max(nbytes, host.ram_total_bytes or 0),
         cgroup_limit_bytes=None,
+        address_space_limit_bytes=None,
         commit_limit_bytes=None,
         swap_free_bytes=None,
-        unknown={**host.unknown, "cgroup_limit_bytes": NO_LIMIT},
+        unknown={**host.unknown, "cgroup_limit_bytes": NO_LIMIT, "address_space_limit_bytes": NO_LIMIT},
     )
     return msgspec.structs.replace(facts, host=msgspec.structs.replace(facts.host, value=changed))
+
+
+def with_address_space(facts: Facts, nbytes: int | None) -> Facts:
+    """Return the facts of the same machine with another limit on the process's address space, or with none."""
+    host = msgspec.structs.replace(facts.host.value or HostFacts(), address_space_limit_bytes=nbytes)
+    return msgspec.structs.replace(facts, host=msgspec.structs.replace(facts.host, value=host))
 
 
 def with_vram(facts: Facts, gpu: str | None, nbytes: int) -> Facts:
@@ -51,6 +58,8 @@ def with_vram(facts: Facts, gpu: str | None, nbytes: int) -> Facts:
 def smallest_machine(facts: Facts, options: PlanOptions, fits: Fits, *, on_gpu: bool) -> Change:
     """Say how much memory a machine needs for these options, budgets aside.
 
+    Where this very machine would do if the process were let, the limit on its address space is named instead.
+
     Parameters
     ----------
     fits : callable
@@ -59,6 +68,12 @@ def smallest_machine(facts: Facts, options: PlanOptions, fits: Fits, *, on_gpu: 
         The plan is for a GPU, so two memories are looked for; each is the least that does when the other is ample.
         Of a simulated GPU it is the recorded machine that is told of, whose facts these are.
     """
+    host = facts.host.value
+    if host and host.address_space_limit_bytes and fits(with_address_space(facts, None), options):
+        limit = _least(lambda nbytes: fits(with_address_space(facts, nbytes), options))
+        more = _mib(limit - host.address_space_limit_bytes)
+        said = f"Raise the limit on this process's address space by {more} or more: ulimit -v unlimited."
+        return Change(option="", sentence=said)
     free = msgspec.structs.replace(options, ram_budget_bytes=None, vram_budget_bytes=None, pinned_budget_bytes=None)
     ample = with_ram(facts, _AMPLE_MIB * MIB)
     gpu = options.gpu

@@ -72,7 +72,7 @@ def what_if_facts(card: Card, ram_bytes: int, *, system: str = "linux") -> tuple
         wsl="wsl2" if system == "wsl2" else "none",
         ram_total_bytes=ram,
         ram_available_bytes=available,
-        unknown={"cgroup_limit_bytes": NO_LIMIT},
+        unknown={"cgroup_limit_bytes": NO_LIMIT, "address_space_limit_bytes": NO_LIMIT},
     )
     gpu = NvmlGpu(
         index=0,

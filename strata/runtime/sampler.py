@@ -16,6 +16,7 @@ from strata.errors import StrataError, UsageError
 from strata.kernels.philox import uniform
 
 _STRETCH = 64  # logits
+_BINS, _BINS_PER_UNIT = 2048, 64  # the last one takes all that is 32 and more below the likeliest
 
 
 class SamplerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,14 +113,31 @@ class Sampler:
             above, equal = np.flatnonzero(logits > edge), np.flatnonzero(logits == edge)
             ids = np.sort(np.concatenate([above, equal[: options.top_k - len(above)]]))
         if options.top_p < 1:
-            order = ids[np.argsort(-logits[ids], kind="stable")]
-            cumulative = np.cumsum(np.exp(logits[order].astype(np.float64) - float(logits[order[0]])))
-            keep = int(np.searchsorted(cumulative, options.top_p * cumulative[-1])) + 1
-            ids = np.sort(order[:keep])
+            ids = _likeliest(logits, ids, options.top_p)
         if options.min_p > 0:
             kept = logits[ids].astype(np.float64)
             ids = ids[kept >= kept.max() + math.log(options.min_p)]
         return ids
+
+
+def _likeliest(logits: NDArray[np.float32], ids: NDArray[np.intp], share: float) -> NDArray[np.intp]:
+    """Of `ids` (ascending), the likeliest whose probabilities among them reach `share`; of equals the lowest ids.
+
+    Sums of narrow bins of logits tell in which one the share is reached, and only that one is sorted: a vocabulary of
+    150,000 takes 20 ms to sort.
+    """
+    values = logits[ids]
+    below = values.max() - values
+    odds = np.exp(-below.astype(np.float64))
+    bins = np.minimum(below * _BINS_PER_UNIT, _BINS - 1).astype(np.intp)
+    reached = np.cumsum(np.bincount(bins, odds))
+    goal = share * reached[-1]
+    edge = int(np.searchsorted(reached, goal))
+    within = np.flatnonzero(bins == edge)
+    within = within[np.argsort(below[within], kind="stable")]
+    rest = goal - (reached[edge - 1] if edge else 0)
+    count = int(np.searchsorted(np.cumsum(odds[within]), rest)) + 1
+    return np.sort(ids[np.concatenate([np.flatnonzero(bins < edge), within[:count]])])
 
 
 def _kth_largest(values: NDArray[np.float32], k: int) -> np.float32:

@@ -38,6 +38,8 @@ class Tokenizer:
         Their texts as stored; empty where the file names none.
     leading_space : bool
         Whether a text gets a space in front, which its first token carries and `decode` takes off again.
+    doubts : tuple of str
+        What speaks against the file's tokenizer, though it can be used, as sentences.
     """
 
     def __init__(self, kind: ByteLevel | SentencePiece) -> None:
@@ -50,6 +52,7 @@ class Tokenizer:
         self.bos_token = vocabulary.text(vocabulary.bos_id)
         self.eos_token = vocabulary.text(vocabulary.eos_id)
         self.leading_space = kind.leading_space
+        self.doubts = kind.doubts
         # Two front ends on one model: whether control tokens are read is fixed in each, so calls need no lock.
         self._literal = kind.front_end(vocabulary.of_type(TokenType.USER_DEFINED))
         self._special = kind.front_end(vocabulary.of_type(TokenType.USER_DEFINED, TokenType.CONTROL))

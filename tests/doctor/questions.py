@@ -94,7 +94,7 @@ def random_model(rng: Random) -> ModelFacts:
 
 
 def cpu_machine(rng: Random) -> Facts:
-    """A machine without a GPU, in a container or not."""
+    """A machine without a GPU, in a container or not, its address space limited or not."""
     container = {}
     if rng.random() < 0.3:
         limit = memory(rng)
@@ -103,6 +103,8 @@ def cpu_machine(rng: Random) -> Facts:
             "cgroup_used_bytes": limit * rng.randint(0, 110) // 100,
             "cgroup_reclaimable_bytes": limit * rng.randint(0, 50) // 100,
         }
+    if rng.random() < 0.2:
+        container |= {"address_space_limit_bytes": memory(rng), "address_space_used_bytes": rng.randint(0, 900) * MIB}
     return machine(
         memory(rng),
         disk_bytes_per_s=rng.choice((5e6, 2e8, 7e9)),
@@ -179,6 +181,8 @@ def more_memory(rng: Random, facts: Facts, o: PlanOptions) -> tuple[Facts, PlanO
         ram["ram_total_bytes"] = host.ram_total_bytes + more
     if host.cgroup_limit_bytes is not None:
         ram["cgroup_limit_bytes"] = host.cgroup_limit_bytes + more
+    if host.address_space_limit_bytes is not None:
+        ram["address_space_limit_bytes"] = host.address_space_limit_bytes + more
     larger["ram"] = grow(facts, host=grow(facts.host, value=grow(host, **ram)))
     if host.commit_limit_bytes is not None:
         wider = grow(host, commit_limit_bytes=host.commit_limit_bytes + more)

@@ -116,6 +116,34 @@ def test_a_container_limit_counts_as_much_as_available_ram():
     assert "container" in plan.shared[0].formula
 
 
+def test_a_limit_on_address_space_bounds_what_the_process_takes_and_needs_no_reserve_of_its_own():
+    free = make_plan(machine(64 * GIB), SMALL_MOE, PlanOptions()).shared[0]
+    limited = machine(64 * GIB, address_space_limit_bytes=5 * GIB, address_space_used_bytes=1 * GIB)
+    plan = make_plan(limited, SMALL_MOE, PlanOptions())
+    (ram,) = plan.shared
+    assert ram.usable_bytes == free.usable_bytes
+    assert ram.usable_bytes - ram.reserve_bytes == 4 * GIB
+    assert ram.formula.endswith(", at most 4 GiB for this process (ulimit -v)")
+    assert "The address space of this process is limited to 5 GiB (ulimit -v), of which 1 GiB are in use." in plan.notes
+    wide = machine(64 * GIB, address_space_limit_bytes=500 * GIB, address_space_used_bytes=1 * GIB)
+    assert make_plan(wide, SMALL_MOE, PlanOptions()).shared[0] == free
+
+
+def test_a_limit_on_address_space_whose_use_is_unknown_says_so():
+    plan = make_plan(machine(64 * GIB, address_space_limit_bytes=5 * GIB), SMALL_MOE, PlanOptions())
+    assert any("what is in use of it is unknown" in note for note in plan.notes)
+
+
+def test_where_only_the_limit_on_address_space_is_too_small_it_is_what_has_to_change():
+    plan = make_plan(machine(64 * GIB, address_space_limit_bytes=64 * MIB), SMALL_MOE, PlanOptions())
+    assert not plan.feasible
+    (change,) = plan.changes
+    more = int(re.search(r"by ([\d,]+) MiB or more: ulimit -v unlimited", change.sentence)[1].replace(",", ""))
+    for mib, fits in ((more, True), (more - 1, False)):
+        raised = machine(64 * GIB, address_space_limit_bytes=(64 + mib) * MIB)
+        assert make_plan(raised, SMALL_MOE, PlanOptions()).feasible is fits
+
+
 def test_unknown_ram_is_not_zero_but_undetermined_unless_a_budget_is_given():
     with pytest.raises(Undetermined, match="meminfo is missing") as caught:
         make_plan(machine(None), SMALL_MOE, PlanOptions())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from strata.errors import StrataError, UsageError
 from strata.kernels.philox import uniform
-from strata.runtime.sampler import Sampler, SamplerOptions, _kth_largest
+from strata.runtime.sampler import Sampler, SamplerOptions, _kth_largest, _likeliest
 
 PLAIN = np.log(np.array([0.1, 0.4, 0.2, 0.3], dtype=np.float32))
 
@@ -175,3 +175,16 @@ def test_the_kth_largest_is_that_of_a_sort(seed: int) -> None:
     values[-3:] += np.float32(20_000 * (seed % 3))
     for k in (1, 2, 5, len(values)):
         assert _kth_largest(values, k) == np.sort(values)[-k]
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.97, 0.9999])
+@pytest.mark.parametrize("spread", [0.01, 1, 4])
+def test_top_p_over_a_vocabulary_keeps_what_sorting_all_of_it_keeps(top_p: float, spread: float) -> None:
+    """From a few tokens to nearly all; rounded logits make ties."""
+    logits = np.round(np.random.default_rng(1).standard_normal(40_000) * spread, 2).astype(np.float32)
+    order = np.argsort(-logits, kind="stable")
+    reached = np.cumsum(np.exp(logits[order].astype(np.float64) - float(logits[order[0]])))
+    count = int(np.searchsorted(reached, top_p * reached[-1])) + 1
+    kept = _likeliest(logits, np.arange(len(logits)), top_p)
+    assert abs(len(kept) - count) <= 1  # the sums' last bits
+    np.testing.assert_array_equal(kept, np.sort(order[: len(kept)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strata.doctor.checks.check import Result, check, fail, passed, unknown, warn
 from strata.doctor.checks.driver import cupy_major
+from strata.doctor.checks.host import NO_MEMORY, address_space_is_short
 from strata.doctor.checks.machine import Machine, error_text
 from strata.doctor.checks.pinned import COUNTS, malloc_works
 from strata.doctor.checks.wsl import foreign_libcuda
@@ -284,6 +285,8 @@ def kernel(m: Machine) -> Result | None:
     if m.cuda.kernel_ok is not False:
         return passed("A kernel was compiled and run, and its result is right.")
     if error and (error.code in CODES_WITH_A_CHECK or architecture_refused(m)):
+        return None
+    if error and error.code == NO_MEMORY and address_space_is_short(m):
         return None
     versions = m.says("cuda.kernel_ok", f"runtime {m.cuda.runtime_version or '?'}, NVRTC {m.cuda.nvrtc_version or '?'}")
     return fail(

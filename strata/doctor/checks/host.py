@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 
-from strata.doctor.checks.check import Result, check, fail, passed, warn
-from strata.doctor.checks.machine import Machine
-from strata.doctor.units import GIB, counted, size
+from strata.doctor.checks.check import Result, check, fail, passed, unknown, warn
+from strata.doctor.checks.machine import Machine, error_text
+from strata.doctor.units import GIB, KIB, counted, size, speed
 
 SYSTEMS = {"darwin": "macOS"}
 SWAPPING = 2 * GIB  # swap in use that says more than a few idle pages were put away
+NO_MEMORY = 2  # cudaErrorMemoryAllocation
+HELD_UP = 0.9  # of the best speed with fewer threads: less with all of them is no noise
 
 
 @check("STR-SYS-OS", "Operating system", needs=("host.os",))
@@ -114,6 +117,44 @@ def overcommit(m: Machine) -> Result | None:
     )
 
 
+@check(
+    "STR-RAM-ADDRESS",
+    "Limit on address space",
+    needs=("host.address_space_limit_bytes", "host.ram_available_bytes"),
+)
+def address_space(m: Machine) -> Result | None:
+    """`ulimit -v` (RLIMIT_AS, which batch systems and login scripts set) bounds what a process may map, touched or not:
+    the model file, every thread's stack, and the whole of RAM and VRAM, for which CUDA reserves addresses. Allocations
+    are then refused with plenty of memory free. Plans keep to what is left."""
+    limit, used = m.host.address_space_limit_bytes, m.host.address_space_used_bytes
+    if limit is None:
+        return passed("Nothing limits this process's address space.")
+    in_use = f", {size(used)} in use" if used is not None else ""
+    says = m.says("host.address_space_limit_bytes", f"ulimit -v {limit // KIB} ({size(limit)}){in_use}")
+    if not address_space_is_short(m):
+        return passed("The limit on this process's address space leaves room for all of its memory.", says)
+    remedy = "ulimit -v unlimited (a batch system sets it by what a job asks for: SGE -l h_vmem=SIZE, PBS -l vmem=SIZE)"
+    refused = [m.says(group, error_text(e)) for group, e in m.cuda_errors if (group, e.code) == ("cuda", NO_MEMORY)]
+    if refused:
+        what = f"CUDA reserves more addresses than the {size(limit)} that this process may have."
+        return fail(what, says, *refused, remedy=remedy)
+    return warn(
+        f"This process may map only {size(max(limit - (used or 0), 0))} more; beyond that, free memory is refused.",
+        says,
+        m.says("host.ram_available_bytes", f"{size(m.host.ram_available_bytes or 0)} RAM available"),
+        remedy=remedy,
+    )
+
+
+def address_space_is_short(m: Machine) -> bool:
+    """Say whether a limit on address space bounds this process sooner than the RAM and VRAM it could use."""
+    limit, available = m.host.address_space_limit_bytes, m.host.ram_available_bytes
+    if limit is None or available is None:
+        return False
+    in_vram = sum(gpu.vram_total_bytes or 0 for gpu in m.nvml.gpus)
+    return limit - (m.host.address_space_used_bytes or 0) < available + in_vram
+
+
 @check("STR-KERNEL-PIN", "Kernel with a page-locking bug", needs=("host.kernel",), scope=("host.os",))
 def kernel_611(m: Machine) -> Result | None:
     """On Linux 6.11 a refused page-locking request leaks: cudaMallocHost fails and the RAM is gone until a reboot.
@@ -203,17 +244,32 @@ def priority(m: Machine) -> Result | None:
 @check("STR-CPU-HYBRID", "Efficiency cores", needs=("host.cpu_efficiency", "host.cpu_performance"))
 def hybrid(m: Machine) -> Result | None:
     """When performance and efficiency cores share a product, everyone waits for the slowest: 15 workers have been
-    slower than 4."""
+    slower than 4. Most hybrid processors gain from all their cores all the same, so what decides is the speed at which
+    RAM was read with few threads and with all."""
     slow, fast = m.host.cpu_efficiency, m.host.cpu_performance
     if not slow or not fast:
         return passed("All processor cores are alike.")
+    kinds = m.says("host.cpu_efficiency", f"{m.host.cpu_model or 'CPU'}: {fast} performance, {slow} efficiency")
     if m.host.os == "darwin":
-        return passed("macOS itself puts busy threads on performance cores.")
+        return passed("macOS itself puts busy threads on performance cores.", kinds)
+    rates = {n: rate for n, rate in m.speed.ram_read_bytes_per_s.items() if n > 0 and 0 < rate < math.inf}
+    if len(rates) < 2:
+        return unknown("Whether the efficiency cores hold up the others was not measured.", kinds)
+    most, best = max(rates), max(rates, key=lambda n: (rates[n], -n))
+    measured = m.says(
+        "speed.ram_read_bytes_per_s",
+        f"RAM is read at {speed(rates[most])} with {counted(most, 'thread')}, {speed(rates[best])} with {best}",
+    )
+    if rates[most] >= HELD_UP * rates[best]:
+        return passed("Some cores are efficiency cores, and they do not hold up the others.", kinds, measured)
     return warn(
-        f"{slow} of {slow + fast} logical processors are efficiency cores; threads on them hold up the others.",
-        m.says("host.cpu_efficiency", f"{m.host.cpu_model or 'CPU'}: {fast} performance, {slow} efficiency"),
+        f"{counted(most, 'thread')} read RAM slower than {best} do: efficiency cores hold up the others.",
+        kinds,
+        measured,
         remedy=m.per_os(
-            linux=f"taskset -c 0-{fast - 1} strata run ...",
+            linux=f"taskset -c 0-{fast - 1} strata run ..."
+            if (m.host.machine or "x86_64").lower() in ("x86_64", "amd64")
+            else "taskset -c LIST strata run ..., with the fast cores that this lists: lscpu -e=CPU,MAXMHZ",
             windows=f"start /affinity {(1 << min(fast, 64)) - 1:X} strata run ...",
         ),
     )

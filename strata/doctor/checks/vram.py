@@ -9,6 +9,7 @@ from strata.doctor.plan import Tier
 from strata.doctor.units import MIB, size
 
 TAKEN = 512 * MIB  # more than the driver itself and an idle desktop's remains
+TAKEN_SHARE = 32  # and more than this part of the card: one idle context on a card of 140 GiB is no news
 KEPT_SHARE = 32  # the driver keeps 0.4 to 2 % of a card for itself
 TRUTHS_APART = 256 * MIB
 LARGE_CONTEXT = 600 * MIB  # contexts with their modules have been 100 to 550 MiB
@@ -27,7 +28,7 @@ FREE = (  # what it takes to compare free VRAM as CUDA and the driver see it
 def others(m: Machine) -> Result | None:
     """Out of memory on a card that is big enough: another process holds its memory. Plans rest on what is free, never
     on the total."""
-    held = {n: g for n, g in m.gpus.items() if g.display_active is False and _taken(g) >= TAKEN}
+    held = {n: g for n, g in m.gpus.items() if g.display_active is False and _taken(g) >= _much(g)}
     if not m.nvml.gpus:
         return None
     if not held:
@@ -234,6 +235,10 @@ def _taken(gpu: NvmlGpu) -> int:
         return 0
     kept = gpu.vram_reserved_bytes if gpu.vram_reserved_bytes is not None else (gpu.vram_total_bytes or 0) // KEPT_SHARE
     return max(gpu.vram_used_bytes - kept, 0)
+
+
+def _much(gpu: NvmlGpu) -> int:
+    return max(TAKEN, (gpu.vram_total_bytes or 0) // TAKEN_SHARE)
 
 
 def _use(gpu: NvmlGpu) -> str:

@@ -14,6 +14,7 @@ from strata.doctor.probes.collect import Collector, Unknown
 from strata.doctor.probes.kernel_log import kernel_log
 from strata.doctor.probes.request import ProbeRequest
 
+WINDOWS_GROUP = 64  # logical processors of one group, which is what an affinity mask covers
 _CGROUP_MEMORY = ("cgroup_limit_bytes", "cgroup_used_bytes", "cgroup_reclaimable_bytes")
 
 
@@ -30,7 +31,10 @@ def probe(request: ProbeRequest) -> Iterator[HostFacts]:
         windows.collect_host(found, windows.System())
     elif sys.platform == "linux":
         collect_linux(found, Path("/"), os.environ, platform.release())
-        found.take("memlock_limit_bytes", memlock_limit, "RLIMIT_MEMLOCK")
+        found.take("memlock_limit_bytes", lambda: limit("RLIMIT_MEMLOCK"), "RLIMIT_MEMLOCK")
+        found.take("address_space_limit_bytes", lambda: limit("RLIMIT_AS"), "RLIMIT_AS")
+        asker = Path(f"/proc/{os.getppid()}")  # this child is gone when memory is taken
+        found.take("address_space_used_bytes", lambda: linux.address_space(asker), "/proc/PID/statm of Strata itself")
         found.take("cpu_priority", lambda: cpu_priority(os.getpriority(os.PRIO_PROCESS, 0)), "nice")
         found.take("io_priority", io_priority, "ioprio_get")
     else:
@@ -116,17 +120,22 @@ def usable_processors() -> int:
     """Return how many logical processors this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    return _known(os.cpu_count())
+    count = _known(os.cpu_count())
+    if sys.platform == "win32" and count <= WINDOWS_GROUP:  # what `start /affinity` set; with more groups it is unclear
+        import psutil
+
+        return min(count, len(psutil.Process().cpu_affinity()))
+    return count
 
 
-def memlock_limit() -> int:
-    """Return RLIMIT_MEMLOCK, which limits mlock and not CUDA's pinned memory."""
+def limit(name: str) -> int:
+    """Return one of this process's soft limits, such as ``RLIMIT_AS``, in bytes."""
     import resource
 
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    soft, _ = resource.getrlimit(getattr(resource, name))
     if soft == resource.RLIM_INFINITY:
         raise Unknown(cgroup.NO_LIMIT)
-    return soft
+    return int(soft)
 
 
 def cpu_priority(nice: int) -> str:

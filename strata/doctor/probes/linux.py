@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from pathlib import Path
 
@@ -25,6 +26,11 @@ def meminfo(root: Path) -> dict[str, int]:
         number, _, unit = rest.strip().partition(" ")
         table[name] = int(number) * (1024 if unit == "kB" else 1)
     return table
+
+
+def address_space(process: Path) -> int:
+    """Return the bytes of address space in use by the process with this folder in /proc, mapped files included."""
+    return int((process / "statm").read_text().split()[0]) * mmap.PAGESIZE
 
 
 def chosen(file: Path) -> str:

@@ -26,6 +26,11 @@ class ByteLevel:
         The file names a pre-tokenizer that is not in the list.
     ModelFileError
         A key is missing or contradicts another.
+
+    Attributes
+    ----------
+    doubts : tuple of str
+        What speaks against the file, though it can be used, as sentences.
     """
 
     leading_space = False
@@ -34,9 +39,16 @@ class ByteLevel:
         self._pre = self.pre_tokenizer(metadata)
         self.vocabulary = Vocabulary.from_metadata(metadata)
         tokens = self.vocabulary.tokens
+        pairs, idle = merges(metadata, tokens)
+        self.doubts: tuple[str, ...] = ()
+        if idle:
+            self.doubts = (
+                f"{idle:,} of the tokenizer's {len(pairs) + idle:,} merges make no token and are left out: the file"
+                " may be damaged or made up.",
+            )
         self._model = models.BPE(
             vocab={token: i for i, token in enumerate(tokens)},
-            merges=merges(metadata, tokens),
+            merges=pairs,
             ignore_merges=self._pre.whole_pieces,
         )
         # Files of Llama 3 often leave the key out, and the model expects a BOS all the same.

@@ -33,6 +33,8 @@ class SentencePiece:
         A key is missing or contradicts another.
     """
 
+    doubts: tuple[str, ...] = ()  # see `ByteLevel`
+
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.vocabulary = Vocabulary.from_metadata(metadata)
         tokens = self.vocabulary.tokens

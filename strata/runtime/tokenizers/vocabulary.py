@@ -141,16 +141,23 @@ def scores(metadata: Mapping[str, Any], count: int) -> list[float]:
     return found
 
 
-def merges(metadata: Mapping[str, Any], tokens: list[str]) -> list[tuple[str, str]]:
-    """Read merge pairs, each checked to join known tokens into a known one: the library aborts on others."""
+def merges(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[list[tuple[str, str]], int]:
+    """Read merge pairs, and count those left out because they do not join two tokens into a third.
+
+    The library aborts on such a pair. Left out it changes nothing: its halves are never both there, or what they
+    would make is no token.
+    """
     own = {token: token for token in tokens}  # pairs of these strings take a third of the memory of new ones
-    pairs = []
+    pairs, idle = [], 0
     for rank, merge in enumerate(strings(metadata, KEY + "merges")):
         left, _, right = merge.partition(" ")
-        if left not in own or right not in own or left + right not in own or not left or not right:
-            raise broken(f"merge {rank:,} ({merge[:80]!r}) does not join two tokens of the vocabulary into a third")
-        pairs.append((own[left], own[right]))
-    return pairs
+        if not left or not right:
+            raise broken(f"merge {rank:,} ({merge[:80]!r}) is not a pair")
+        if left in own and right in own and left + right in own:
+            pairs.append((own[left], own[right]))
+        else:
+            idle += 1
+    return pairs, idle
 
 
 def _value(metadata: Mapping[str, Any], key: str) -> Any:

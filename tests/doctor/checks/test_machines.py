@@ -88,3 +88,11 @@ def test_seed_002_explains_its_states_by_bytes(name: str, status: Status, parts:
 def test_seed_002_says_what_the_desktop_takes() -> None:
     finding = findings_of(cases()["seed-002-desktop-on-card"].machine())["STR-VRAM-DISPLAY"]
     assert "1 GiB in use, 14.64 GiB free" in finding.evidence[0].text
+
+
+@pytest.mark.parametrize(("held_mib", "told"), [(600, False), (4_000, False), (5_000, True)])
+def test_what_others_hold_is_judged_by_the_size_of_the_card(held_mib: int, told: bool) -> None:
+    """One idle context on a card of 140 GiB takes nothing that a plan would miss."""
+    used = (615 + held_mib) << 20
+    machine = cases()["h200-measured"].machine({"nvml.value.gpus.0.vram_used_bytes": used})
+    assert ("STR-VRAM-OTHERS" in [id for id, f in findings_of(machine).items() if f.status in PROBLEMS]) == told

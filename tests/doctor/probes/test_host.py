@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -88,6 +89,39 @@ def test_bare_root_makes_everything_unknown_and_nothing_zero(tmp_path: Path) -> 
     for name in ("ram_total_bytes", "swap_total_bytes", "cgroup_limit_bytes", "thp", "cpu_model", "kernel_log"):
         assert getattr(facts, name) is None
         assert facts.unknown[name]
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
+from strata.doctor.gather import GatherOptions, gather
+host = gather(GatherOptions(groups=("host",))).host.value
+print(host.address_space_limit_bytes, host.address_space_used_bytes, psutil.Process().memory_info().vms)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce it")
+def test_a_limit_on_address_space_is_that_of_the_process_that_asks() -> None:
+    command = [sys.executable, "-c", "import psutil" + LIMITED, str(900 * MIB)]
+    limit, used, vms = map(int, subprocess.run(command, capture_output=True, check=True, text=True).stdout.split())
+    assert limit == 900 * MIB
+    assert 0 < used < limit
+    assert used == pytest.approx(vms, rel=0.5)  # not the child's, which ends
+
+
+def test_no_limit_is_an_answer() -> None:
+    (facts,) = host.probe(ProbeRequest())
+    unlimited = facts.unknown.get("address_space_limit_bytes") == "no limit"
+    assert unlimited == (facts.address_space_limit_bytes is None)
+
+
+def test_windows_counts_the_processors_of_its_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: [0, 1, 2, 3])
+    for count, usable in ((20, 4), (128, 128)):  # `start /affinity F`; with several groups no mask covers all of them
+        monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
+        assert host.usable_processors() == usable
 
 
 @pytest.mark.parametrize(("nice", "name"), [(0, "normal"), (10, "low"), (19, "low"), (-5, "high")])

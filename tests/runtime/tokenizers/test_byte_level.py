@@ -62,3 +62,13 @@ def test_text_comes_back(text: str, pre: str) -> None:
     tokenizer = small_tokenizer(pre)
     expected = unicodedata.normalize("NFC", text) if PRE_TOKENIZERS[pre].nfc else text
     assert tokenizer.decode(tokenizer.encode(text, parse_special=False)) == expected
+
+
+def test_merges_that_make_no_token_are_left_out_and_told_of() -> None:
+    whole = Tokenizer.from_metadata(small())
+    doubtful = Tokenizer.from_metadata(small(merges=["1 2", "12 4", "12 3", "1 zz", "a b"]))
+    assert doubtful.encode("123ab", parse_special=False) == whole.encode("123ab", parse_special=False)
+    assert whole.doubts == ()
+    assert [text.split(":")[0] for text in doubtful.doubts] == [
+        "2 of the tokenizer's 5 merges make no token and are left out"
+    ]
