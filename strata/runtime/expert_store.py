@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -83,12 +84,19 @@ class ExpertStore:
         self._held: dict[int, Bytes] = {}
         self._tier = dict.fromkeys(pinned, Tier.PINNED) | dict.fromkeys(pageable, Tier.PAGEABLE)
         self._carve(memory, PAGEABLE_LINE, pageable)
+        self._memory = memory
+        self._next = 0
         if len(self._tier) < len(order) or pageable:
-            largest = max(self._nbytes(layer) for layer in tensors)
-            entries = memory.left(STAGING_LINE) // largest
-            self.ring = memory.array(STAGING_LINE, (max(entries, 1), largest), np.uint8, name="staging ring")
-            self._next = 0
+            assert len(self.ring)  # before anything is page-locked
         self._carve(memory, PINNED_LINE, pinned)
+
+    @cached_property
+    def ring(self) -> Bytes:
+        """The staging ring: a row for each expert that is on its way."""
+        largest = max(self._nbytes(layer) for layer in self._files)
+        entries = self._memory.left(STAGING_LINE) // largest
+        ring: Bytes = self._memory.array(STAGING_LINE, (max(entries, 1), largest), np.uint8, name="staging ring")
+        return ring
 
     @property
     def held_bytes(self) -> int:

@@ -134,12 +134,17 @@ class CountsExperts(Protocol):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is ready to run. `experts` is None for a dense one; `largest_call` is in tokens."""
+    """A model that is ready to run.
+
+    `experts` is None for a dense one; `largest_call` is in tokens; `notes` are sentences for the person: what loading
+    found that makes it slower than planned.
+    """
 
     step: Step
     kv: KvCache
     experts: CountsExperts | None
     largest_call: int
+    notes: tuple[str, ...] = ()
 
 
 class Backend(AbstractContextManager["Backend"], Protocol):

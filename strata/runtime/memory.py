@@ -249,6 +249,13 @@ class PlannedMemory:
         reservation = self._plan.line(line)
         return reservation.bytes if reservation else 0
 
+    def whole(self, tier: Tier) -> Iterator[tuple[Reservation, Array]]:
+        """Yield every reservation taken in `tier` with all of its memory, uint8 and flat."""
+        for taken in self._taken.values():
+            if taken.reservation.tier is tier:
+                nbytes = taken.reservation.bytes
+                yield taken.reservation, taken.block.array(0, (nbytes,), np.dtype(np.uint8))
+
     def allocated_bytes(self, tier: Tier | None = None) -> int:
         """Return the allocator's own sum: the bytes of every reservation taken, in `tier` or in all."""
         return sum(t.reservation.bytes for t in self._taken.values() if tier in (None, t.reservation.tier))

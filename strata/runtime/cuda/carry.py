@@ -51,7 +51,8 @@ class Carrier:
             tasks: list[Task] = []
             for entry, (key, place) in zip(ring, wanted[start : start + len(ring)], strict=False):
                 tasks += self._tasks(key, entry[: place.nbytes], place)
-                carried[self._store.held(key)[1]] += place.nbytes
+                held, _ = self._store.held(key)  # what could not be page-locked lies in ordinary RAM
+                carried[Tier.FILE if held is None else Tier.PAGEABLE] += place.nbytes
             self._workers.run(tasks, WORTH_A_THREAD)
         return carried
 

@@ -28,6 +28,7 @@ from strata.runtime.memory import Block, HostBlock, MemoryRefused
 _runtime = cupy.cuda.runtime
 _nvml: Any = _pynvml
 _TO_DEVICE, _TO_HOST = _runtime.memcpyHostToDevice, _runtime.memcpyDeviceToHost
+_WITHIN = _runtime.memcpyDeviceToDevice
 _PORTABLE_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped
 _MIB = 1 << 20
 PIN_SLICE = 256 * _MIB  # page-locked at once: no more than what doctor's measurement was granted in one piece
@@ -107,6 +108,16 @@ class CudaDevice:
         cupy.cuda.Device(self._ordinal).use()
         self.to_device(to, source)
 
+    def copy_seconds(self, to: Array, source: Array) -> float:
+        """Return how long a copy to device memory takes by the device's own clock, from there or from the host."""
+        host = isinstance(source, np.ndarray) and not isinstance(source, cupy.ndarray)
+        pointer, kind = (source.ctypes.data, _TO_DEVICE) if host else (source.data.ptr, _WITHIN)
+        started = self.stream.record()
+        _runtime.memcpyAsync(to.data.ptr, pointer, source.nbytes, kind, self.stream.ptr)
+        ended = self.stream.record()
+        ended.synchronize()
+        return float(cupy.cuda.get_elapsed_time(started, ended)) / 1e3
+
     def to_host(self, to: np.ndarray[Any, Any], source: Array) -> None:
         """Copy to the host, in order with the stream: it is there after `wait`."""
         _runtime.memcpyAsync(to.ctypes.data, source.data.ptr, to.nbytes, _TO_HOST, self.stream.ptr)
@@ -173,6 +184,11 @@ class CudaDevice:
             free = _driver_free(self._uuid)
         left = "unknown how much is free" if free is None else f"{free / _MIB:,.0f} MiB free now"
         return f"{count} CUDA device{'' if count == 1 else 's'}, {left}, {wsl}"
+
+    @property
+    def integrated(self) -> bool:
+        """Whether the device's memory is the system's RAM."""
+        return bool(cupy.cuda.Device(self._ordinal).attributes.get("Integrated"))
 
     def free_bytes(self) -> int | None:
         """Return what CUDA calls free on this device, or None where it does not answer."""

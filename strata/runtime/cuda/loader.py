@@ -26,6 +26,7 @@ from strata.runtime.cuda.experts import ResidentExperts, largest_call, pools_of
 from strata.runtime.cuda.graph import Recorder
 from strata.runtime.cuda.step import CudaStep
 from strata.runtime.cuda.support import check_cuda
+from strata.runtime.cuda.touch import moved_out
 from strata.runtime.cuda.upload import Matrix, Uploader
 from strata.runtime.cuda.weights import CudaWeights
 from strata.runtime.expert_store import PAGEABLE_LINE, PINNED_LINE, STAGING_LINE, Bytes, ExpertStore
@@ -100,7 +101,17 @@ def load_cuda(
         if experts:
             experts.forget()
         most = largest_call(plan, facts, len(buffers["x"]))
-        return LoadedModel(run, kv, experts, most)
+        notes = (*_unpinned(device), *moved_out(device, memory, buffers["piece"], host["pieces"]))
+        return LoadedModel(run, kv, experts, most, notes)
+
+
+def _unpinned(device: CudaDevice) -> tuple[str, ...]:
+    if not device.unpinned_bytes:
+        return ()
+    return (
+        f"{device.unpinned_bytes / (1 << 20):,.0f} MiB of experts stay in ordinary RAM: the system refused to page-lock"
+        " more. They are brought by the CPU, so answers are slower than planned (--pinned-budget plans for less).",
+    )
 
 
 def _carve(memory: PlannedMemory, line: str, specs: tuple[BufferSpec, ...]) -> dict[str, Any]:
