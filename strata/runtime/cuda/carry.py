@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from strata.doctor.plan import Tier
 from strata.kernels.ops import Array
 from strata.kernels.workers import WORTH_A_THREAD, Task, Workers
 from strata.runtime.cuda.device import CudaDevice
-from strata.runtime.expert_store import ExpertStore
+from strata.runtime.expert_store import Bytes, ExpertStore
 
 _PIECE = 512 << 10  # bytes that a thread copies at once: a few for each expert
 
@@ -22,8 +20,8 @@ _PIECE = 512 << 10  # bytes that a thread copies at once: a few for each expert
 class Carrier:
     """Fills slots from pageable memory and from the file.
 
-    NumPy lets go of the interpreter while it copies, so the threads run side by side; whichever ends an expert sends it
-    on, while the others copy the next.
+    NumPy lets go of the interpreter while it copies, so the threads run side by side; each sends on what it has copied
+    while the others copy the next.
 
     Parameters
     ----------
@@ -50,43 +48,24 @@ class Carrier:
                 self._device.wait()
             tasks: list[Task] = []
             for entry, (key, place) in zip(ring, wanted[start : start + len(ring)], strict=False):
-                tasks += self._tasks(key, entry[: place.nbytes], place)
                 held, _ = self._store.held(key)  # what could not be page-locked lies in ordinary RAM
+                tasks += self._tasks(key, held, entry[: place.nbytes], place)
                 carried[Tier.FILE if held is None else Tier.PAGEABLE] += place.nbytes
             self._workers.run(tasks, WORTH_A_THREAD)
         return carried
 
-    def _tasks(self, key: int, entry: NDArray[np.uint8], place: Array) -> Iterator[Task]:
-        held, _ = self._store.held(key)
-        sending = _Last(1 if held is None else -(-len(entry) // _PIECE), partial(self._device.send, place, entry))
+    def _tasks(self, key: int, held: Bytes | None, entry: Bytes, place: Array) -> Iterator[Task]:
         if held is None:
-            yield partial(self._read, key, entry, sending)
+            yield partial(self._read, key, entry, place)
             return
         for start in range(0, len(entry), _PIECE):
             piece = slice(start, start + _PIECE)
-            yield partial(_copy, entry[piece], held[piece], sending)
+            yield partial(self._copy, held[piece], entry[piece], place[piece])
 
-    def _read(self, key: int, entry: NDArray[np.uint8], sending: _Last, worker: int) -> None:
+    def _read(self, key: int, entry: Bytes, place: Array, worker: int) -> None:
         self._store.copy(key, entry)
-        sending.done()
+        self._device.send(place, entry)
 
-
-def _copy(to: NDArray[np.uint8], source: NDArray[np.uint8], sending: _Last, worker: int) -> None:
-    np.copyto(to, source)
-    sending.done()
-
-
-class _Last:
-    """Calls `then` in the last of `count` threads to be done."""
-
-    def __init__(self, count: int, then: partial[None]) -> None:
-        self._left = count
-        self._then = then
-        self._lock = threading.Lock()
-
-    def done(self) -> None:
-        with self._lock:
-            self._left -= 1
-            left = self._left
-        if not left:
-            self._then()
+    def _copy(self, held: Bytes, entry: Bytes, place: Array, worker: int) -> None:
+        np.copyto(entry, held)
+        self._device.send(place, entry)
