@@ -71,9 +71,11 @@ class CachedExperts:
     ) -> None:
         self._device, self._ops, self._recorder, self._store = device, ops, recorder, store
         names = ("slot_of", "use", "calls", "source", "counts", "wanted")
-        self._tables = Tables(
-            **{name: buffers[f"tables.{name}"] for name in names}, experts=facts.experts, policy=policy
-        )
+        tables = {name: buffers[f"tables.{name}"] for name in names}
+        self._reads_wanted = not device.address(host["wanted"])
+        if not self._reads_wanted:  # the device writes it where the host reads it
+            tables["wanted"] = device.mapped(host["wanted"])
+        self._tables = Tables(**tables, experts=facts.experts, policy=policy)
         self._slots = buffers["slots"]
         self._host_counts, self._host_wanted = host["counts"], host["wanted"]
         self._layers = {layer: pool for pool in pools for layer in pool.planned.layers}
@@ -142,7 +144,8 @@ class CachedExperts:
 
     def _bring(self, layer: int) -> None:
         """Fill what the device could not."""
-        self._device.to_host(self._host_wanted, self._tables.wanted)
+        if self._reads_wanted:
+            self._device.to_host(self._host_wanted, self._tables.wanted)
         self._device.wait()
         count = int(self._host_wanted[0])
         if not count:

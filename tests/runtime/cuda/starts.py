@@ -2,10 +2,10 @@
 
     python -m tests.runtime.cuda.starts MODEL.gguf [MODEL.gguf ...] --count 200 --seed 1 --seconds 500
 
-Each start draws a model, a context, a KV type and budgets; half of them find the card filled by this process but for a few
-GiB, the others get a --vram-budget. The facts are taken once, and what is free is asked of the driver before each start. A
-plan that is refused for a full card is loaded all the same, to see whether it would have started with its reserve left; the
-first change that it names is applied, and must start.
+Each start draws a model, a context, a KV type and budgets; half of them find the card filled by this process but for a
+few GiB, the others get a --vram-budget. The facts are taken once, and what is free is asked of the driver before each
+start. A plan that is refused for a full card is loaded all the same, to see whether it would have started with its
+reserve left; the first change that it names is applied, and must start.
 """
 
 from __future__ import annotations
