@@ -18,7 +18,7 @@ from strata.doctor.plan import Tier
 from strata.gguf.model_facts import ModelFacts
 from strata.kernels.cuda_ops import CudaOps
 from strata.kernels.ops import Array
-from strata.kernels.residency import EMPTY, Policy, Pool, Tables
+from strata.kernels.residency import COUNTS, EMPTY, Policy, Pool, Tables
 from strata.runtime.cuda.carry import Carrier
 from strata.runtime.cuda.device import CudaDevice
 from strata.runtime.cuda.experts import SlotPool
@@ -70,49 +70,40 @@ class CachedExperts:
         threads: int,
     ) -> None:
         self._device, self._ops, self._recorder, self._store = device, ops, recorder, store
-        names = ("slot_of", "use", "calls", "source", "counts", "wanted")
-        tables = {name: buffers[f"tables.{name}"] for name in names}
-        self._reads_wanted = not device.address(host["wanted"])
+        self._layers = {layer: pool for pool in pools for layer in pool.planned.layers}
+        sources = _sources(device, store, facts)
+        self.resident = bool(sources[list(self._layers)].all())
+        self._carrier = None if self.resident else Carrier(device, store, threads)
+        self._slots = buffers["slots"]
+        self._host_counts, self._host_wanted = host["counts"], host["wanted"]
+        tables = {name: buffers[f"tables.{name}"] for name in ("slot_of", "use", "calls", "source", "counts", "wanted")}
+        self._reads_wanted = self.resident or not device.address(host["wanted"])
         if not self._reads_wanted:  # the device writes it where the host reads it
             tables["wanted"] = device.mapped(host["wanted"])
         self._tables = Tables(**tables, experts=facts.experts, policy=policy)
-        self._slots = buffers["slots"]
-        self._host_counts, self._host_wanted = host["counts"], host["wanted"]
-        self._layers = {layer: pool for pool in pools for layer in pool.planned.layers}
-        keys = facts.layers * facts.experts
-        sources = np.zeros(keys, np.uint64)
-        for key in range(keys):
-            held, tier = store.held(key)
-            if held is not None and tier is Tier.PINNED:
-                sources[key] = device.address(held)
-        of_experts = np.repeat([layer in self._layers for layer in range(facts.layers)], facts.experts)
-        self.resident = bool(sources[of_experts].all())
-        self.unpinned = sum(store.held(key)[1] is Tier.PINNED and not sources[key] for key in range(keys))
-        self._carrier = None if self.resident else Carrier(device, store, threads)
-        for table, values in (
-            ("slot_of", np.full(keys, EMPTY, np.int32)),
-            ("owner", np.full(keys, EMPTY, np.int32)),
-            ("source", sources),
-        ):
-            device.to_device(buffers[f"tables.{table}"], values)
-        device.wait()
-        self._pools: dict[int, tuple[SlotPool, Pool]] = {}
         owners = buffers["tables.owner"]
+        empty = np.full(sources.size, EMPTY, np.int32)
+        for table, values in ((tables["slot_of"], empty), (owners, empty), (tables["source"], sources)):
+            device.to_device(table, values)
+        device.wait()
+        self._pools: dict[int, Pool] = {}
         for pool in pools:
             owner, owners = owners[: pool.planned.slots], owners[pool.planned.slots :]
-            word = _word(pool, sources.reshape(facts.layers, -1)[list(pool.planned.layers)])
+            word = math.gcd(
+                _WORD, pool.nbytes, int(np.bitwise_or.reduce(sources[list(pool.planned.layers)], axis=None))
+            )
             made = Pool(owner, pool.data, pool.planned.slot_bytes, pool.nbytes, word)
-            self._pools |= dict.fromkeys(pool.planned.layers, (pool, made))
+            self._pools |= dict.fromkeys(pool.planned.layers, made)
         self._of_pool = {layer: pool.slots() for layer, pool in self._layers.items()}
         self.seen = np.zeros((facts.layers, facts.experts), np.bool_)
-        self._counts = CacheCounts()
+        self._latest, self._steps = np.zeros(COUNTS, np.uint64), 0
         self._carried: Counter[Tier] = Counter()
         self._before = CacheCounts()
 
     def add(self, layer: int, hidden: Array, ids: Array, weights: Array, residual: Array) -> None:
         """See `strata.runtime.models.Experts.add`."""
         slots = self._slots[: len(hidden)]
-        self._ops.make_ready(self._tables, self._pools[layer][1], layer, ids, slots)
+        self._ops.make_ready(self._tables, self._pools[layer], layer, ids, slots)
         if not self.resident:
             self._recorder.host(partial(self._bring, layer))
         self._ops.experts_add(hidden, self._of_pool[layer], slots, weights, residual)
@@ -120,11 +111,16 @@ class CachedExperts:
     @property
     def counts(self) -> CacheCounts:
         """As of the last step that the host has seen."""
-        return self._counts - self._before
+        return self._all_counts() - self._before
 
     def forget(self) -> None:
         """Count from here on."""
-        self._before = self._counts
+        self._before = self._all_counts()
+
+    def _all_counts(self) -> CacheCounts:
+        hits, misses, evictions, filled = self._latest.tolist()
+        calls = self._steps * len(self._layers)
+        return CacheCounts(calls, calls, hits, misses, evictions, self._carried + Counter({Tier.PINNED: filled}))
 
     def copy_out(self, place: int) -> None:
         """See `strata.runtime.cuda.step.NotesExperts`."""
@@ -132,10 +128,8 @@ class CachedExperts:
 
     def note_step(self, place: int) -> None:
         """Take over what the device has counted."""
-        hits, misses, evictions, filled = self._host_counts[place].tolist()
-        calls = self._counts.calls + len(self._layers)
-        carried = self._carried + Counter({Tier.PINNED: filled})
-        self._counts = CacheCounts(calls, calls, hits, misses, evictions, carried)
+        self._latest[:] = self._host_counts[place]
+        self._steps += 1
 
     def note(self, ids: NDArray[np.int32], place: int) -> None:
         """Note what a call asked for, too."""
@@ -156,6 +150,11 @@ class CachedExperts:
         self._carried += self._carrier.carry([(key, pool.place(slot)) for key, slot in pairs])
 
 
-def _word(pool: SlotPool, sources: NDArray[np.uint64]) -> int:
-    """Return the bytes of the widest loads that suit every expert of a pool."""
-    return math.gcd(_WORD, pool.nbytes, int(np.bitwise_or.reduce(sources, axis=None)))
+def _sources(device: CudaDevice, store: ExpertStore, facts: ModelFacts) -> NDArray[np.uint64]:
+    """Return where the device reads each expert, [layers, experts]; 0 where it cannot."""
+    sources = np.zeros((facts.layers, facts.experts), np.uint64)
+    for key in range(sources.size):
+        held, tier = store.held(key)
+        if held is not None and tier is Tier.PINNED:
+            sources.flat[key] = device.address(held)
+    return sources
