@@ -19,7 +19,7 @@ from strata.doctor.changes import smallest_changes
 from strata.doctor.cuda_backend import CudaBackend
 from strata.doctor.facts import Facts
 from strata.doctor.gpus import gpus
-from strata.doctor.ladders import given_up
+from strata.doctor.ladders import about_windows, given_up
 from strata.doctor.machines import smallest_machine
 from strata.doctor.numpy_backend import NumpyBackend
 from strata.doctor.plan import (
@@ -53,7 +53,11 @@ class Problem:
     @classmethod
     def of(cls, facts: Facts, model: ModelFacts, options: PlanOptions) -> Problem:
         """Pose the problem; raises what `make_plan` does."""
-        backend = backend_for(facts, model, options)
+        return cls.on(backend_for(facts, model, options), model, options)
+
+    @classmethod
+    def on(cls, backend: Backend, model: ModelFacts, options: PlanOptions) -> Problem:
+        """Pose the problem to a backend that was made with these options."""
         return cls(backend, request_for(backend, model, options), backend.limits.bounds())
 
     def least(self) -> Candidate:
@@ -122,17 +126,20 @@ def make_plan(facts: Facts, model: ModelFacts, options: PlanOptions) -> Allocati
     plan = _draft(facts, model, options)
     if plan.feasible:
         return plan
-    changes = smallest_changes(plan, partial(_fits, model, facts))
+    fits = partial(_fits, backend_for(facts, model, options), model)
+    changes = smallest_changes(plan, partial(fits, facts))
     if not changes:
-        on_gpu = plan.device.backend != "numpy"
-        changes = (smallest_machine(facts, options, partial(_fits, model), on_gpu=on_gpu),)
+        changes = (smallest_machine(facts, options, fits, on_gpu=plan.device.backend != "numpy"),)
     return msgspec.structs.replace(plan, changes=changes)
 
 
-def _fits(model: ModelFacts, facts: Facts, options: PlanOptions) -> bool:
-    """Say whether there is a plan: the leanest rung needs the least of every memory, so it decides."""
+def _fits(backend: Backend, model: ModelFacts, facts: Facts, options: PlanOptions) -> bool:
+    """Say whether there is a plan: the leanest rung needs the least of every memory, so it decides.
+
+    The device and the model are those of `backend`, so that what their lines take is not worked out again.
+    """
     try:
-        return Problem.of(facts, model, options).least().fits
+        return Problem.on(backend.among(facts, options), model, options).least().fits
     except UsageError:
         return False
 
@@ -147,6 +154,7 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
     lines = chosen.fixed + backend.expert_lines(where.slots, where.pinned, where.pageable)
     total = backend.experts.total
     classes = backend.slot_classes(where.slots) if total else ()
+    kv = next((line.bytes for line in lines if line.id == "kv_cache"), 0)
     return AllocationPlan(
         strata_version=__version__,
         model=ModelIdentity(
@@ -176,7 +184,13 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
         shared=backend.limits.shared,
         reservations=tuple(sorted(lines, key=lambda line: _ORDER.index(line.tier))),
         fallbacks=given_up(backend, request, chosen.fixed, where) if chosen.fits else (),
-        notes=request.notes + backend.limits.notes + backend.notes + _about_auto(facts, options, backend),
+        notes=(
+            *request.notes,
+            *about_windows(model, request.context, where.chunk, kv),
+            *backend.limits.notes,
+            *backend.notes,
+            *_about_auto(facts, options, backend),
+        ),
         shortfall=None if chosen.fits else _shortfall(problem, lines),
         expected=_expected(problem, where) if chosen.fits else None,
     )

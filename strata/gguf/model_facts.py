@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # the reader loads numpy, which those who only hold facts nee
     from strata.gguf.reader import GGUFFile, TensorInfo
 
 
+# Architectures whose every n-th layer, from the first on, sees a window only: no key of theirs says so.
+_WINDOW_PERIODS = {"gpt-oss": 2}
+
+
 class TensorGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A category of tensors: how many, how many weights, and their bytes as stored."""
 
@@ -41,7 +45,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Names follow the GGUF keys: `embedding` is hidden size E, `heads` H, `kv_heads` KV per layer (0 where a
     layer keeps no KV cache), `key_length` and `value_length` per head, `experts` N, `top_k` K,
-    `expert_width` F, `feed_forward` the dense width.
+    `expert_width` F, `shared_width` that of the expert that every token takes (0 where there is none),
+    `feed_forward` the dense width.
     """
 
     name: str
@@ -70,6 +75,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     quant_types: tuple[str, ...]  # every type that occurs
     recurrent_state_bytes: int = 0  # of one sequence, float32: linear attention's states and convolution windows
     index_values: int = 0  # that a sparse attention caches for a token beside keys and values, over all layers
+    window: int = 0  # tokens that the attention of `windowed_layers` sees, its own among them
+    windowed_layers: tuple[int, ...] = ()
+    shared_width: int = 0
     row_tables: TensorGroup = TensorGroup()  # read by the row, as the embedding is, but inside the layers
     draft: TensorGroup = TensorGroup()  # layers that only guess the next tokens; `layers` does not count them
 
@@ -111,6 +119,7 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
     draft = [tensor for name, tensor in by_name.items() if (_layer(name) or 0) >= layers]
     row_tables = [tensor for name, tensor in by_name.items() if name.startswith("per_layer_token_embd.")]
     apart = {"token_embd.weight", "output.weight", *(tensor.name for tensor in draft + row_tables)}
+    windowed = _windowed_layers(keys, layers)
     dense = [tensor for name, tensor in by_name.items() if name not in apart and not _is_expert(name)]
     return ModelFacts(
         name=keys.text("general.name", file.path.stem),
@@ -130,7 +139,7 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
         feed_forward=feed_forward,
         experts=experts,
         top_k=top_k,
-        expert_width=keys.number("expert_feed_forward_length", feed_forward) if experts else 0,
+        expert_width=keys.number("expert_feed_forward_length", _width(file, "exps", feed_forward)) if experts else 0,
         tied_head=tied_head,
         embedding_table=embedding_table,
         head=embedding_table if tied_head else _group([by_name["output.weight"]]),
@@ -139,6 +148,9 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
         quant_types=tuple(sorted({tensor.type.name for tensor in by_name.values()})),
         recurrent_state_bytes=_recurrent_state_bytes(keys, file, layers),
         index_values=_index_values(keys, file, layers),
+        window=keys.number("attention.sliding_window", 0) if windowed else 0,
+        windowed_layers=windowed,
+        shared_width=keys.number("expert_shared_feed_forward_length", _width(file, "shexp", 0)),
         row_tables=_group(row_tables),
         draft=_group(draft),
     )
@@ -150,6 +162,12 @@ def _group(tensors: Sequence[TensorInfo]) -> TensorGroup:
         elements=sum(tensor.elements for tensor in tensors),
         bytes=sum(tensor.nbytes for tensor in tensors),
     )
+
+
+def _width(file: GGUFFile, kind: str, default: int) -> int:
+    """Width of the first expert of a kind, for files that have no key for it."""
+    down = (tensor for name, tensor in file.tensors.items() if name.endswith(f".ffn_down_{kind}.weight"))
+    return next((tensor.shape[0] for tensor in down), default)
 
 
 def _kv_heads(keys: ArchitectureKeys, file: GGUFFile, blocks: int, heads: int) -> tuple[int, ...]:
@@ -177,6 +195,13 @@ def _index_values(keys: ArchitectureKeys, file: GGUFFile, layers: int) -> int:
     """Every layer with an indexer caches one key of it for a token."""
     indexed = sum(f"blk.{layer}.indexer.k_proj.weight" in file.tensors for layer in range(layers))
     return indexed * keys.number("attention.indexer.key_length", 0)
+
+
+def _windowed_layers(keys: ArchitectureKeys, layers: int) -> tuple[int, ...]:
+    period = _WINDOW_PERIODS.get(keys.architecture)
+    if period is None or not keys.number("attention.sliding_window", 0):
+        return ()
+    return tuple(range(0, layers, period))
 
 
 def _layer(name: str) -> int | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from strata.errors import KernelError
-from strata.kernels.compile import Kernel, compile_kernels
+from strata.kernels import compile
+from strata.kernels.compile import Compiled, Kernel, compile_kernels
 from strata.kernels.cuda_layout import LAYOUTS, Tile
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
@@ -18,9 +20,12 @@ def kernels() -> list[Kernel]:
     found = [
         Kernel("layout", "to_planes"),
         Kernel("project", "gated"),
+        Kernel("norm", "norm_rows"),
         Kernel("sample", "sample_token"),
         Kernel("attention", "append<128,true,KvF16>"),
         Kernel("attention", "attend<128,8,true,true,KvF16>"),
+        Kernel("attention", "attend<128,1,true,true,KvF16>"),
+        Kernel("attention", "attend<16,2,true,true,KvF16>"),
         Kernel("attention", "attend<64,8,false,false,KvF32>"),
         Kernel("attention", "attend<256,4,true,true,KvF16>"),
         *(Kernel("residency", f"make_ready<{word},true>") for word in ("uint4", "uint2", "u32", "u16")),
@@ -29,14 +34,17 @@ def kernels() -> list[Kernel]:
         Kernel("route", "route<4,F32,16>"),
     ]
     mixed = f"{Tile.of('Q4_K', 2048)},{Tile.of('Q6_K', 2048)}"
-    found += [Kernel("project", f"project<false,false,{tokens},256,{mixed}>") for tokens in (1, 4)]
-    found.append(Kernel("project", f"project<false,true,1,256,{Tile.of('Q6_K', 2048)}>"))
-    found += [Kernel("project", f"project<true,false,4,512,{Tile.of(type_, 2048)}>") for type_ in ("F32", "IQ3_S")]
+    found += [Kernel("project", f"project<kNothing,false,{tokens},256,{mixed}>") for tokens in (1, 4)]
+    found += [Kernel("project", f"project<kBias,false,{tokens},256,{mixed}>") for tokens in (1, 4)]
+    with_share = f"{Tile.of('Q4_K', 2048)},{Tile.of('F32', 2048)}"  # a shared expert's gate and up, and how much of it
+    found += [Kernel("project", f"project<kNothing,false,{tokens},512,{with_share}>") for tokens in (1, 4)]
+    found.append(Kernel("project", f"project<kNothing,true,1,256,{Tile.of('Q6_K', 2048)}>"))
+    found += [Kernel("project", f"project<kResidual,false,4,512,{Tile.of(type_, 2048)}>") for type_ in ("F32", "IQ3_S")]
     for type_ in LAYOUTS:
         row, short = Tile.of(type_, 2048), Tile.of(type_, 768, 3)
         found += [
             Kernel("embed", f"gather_rows<{type_}>"),
-            Kernel("project", f"project<true,false,1,{row.warps * 32},{row}>"),
+            Kernel("project", f"project<kResidual,false,1,{row.warps * 32},{row}>"),
             Kernel("experts", f"expert_gate_up<{row},{max(1, 8 // row.warps)}>"),
             Kernel("experts", f"expert_down<{short},{8 * short.warps * 32}>"),
         ]
@@ -67,3 +75,31 @@ def test_a_mistake_names_the_kernel_and_the_compilers_words(tmp_path: Path) -> N
     with pytest.raises(KernelError, match=r"compile no_such_kernel for sm_90: .*no_such_kernel"):
         compile_kernels([Kernel("layout", "no_such_kernel"), Kernel("layout", "to_planes")], 90, tmp_path)
     assert not [path for path in tmp_path.iterdir() if path.suffix != ".kernel"]
+
+
+def test_kernels_are_kept_for_a_user_without_home_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(*args: object, **options: object) -> Path:
+        raise RuntimeError("no home")
+
+    made = Compiled(b"\x7fELF", "symbol", 1, 0, 0.1)
+    monkeypatch.delenv("STRATA_CACHE_DIR")
+    monkeypatch.setattr("platformdirs.user_cache_path", nowhere)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(compile, "_key", lambda kernel, arch: "k")
+    monkeypatch.setattr(compile, "_compile_all", lambda kernels, arch: [(kernel, made) for kernel in kernels])
+    kernel = Kernel("layout", "to_planes")
+    assert compile_kernels([kernel], 90) == {kernel: made}
+    (kept,) = tmp_path.rglob("*.kernel")
+    assert kept.parent.name == "kernels"
+    monkeypatch.setattr(compile, "_compile_all", lambda kernels, arch: pytest.fail("compiled again"))
+    assert compile_kernels([kernel], 90) == {kernel: made}
+
+
+def test_a_chosen_folder_that_cannot_be_written_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("STRATA_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(compile, "_key", lambda kernel, arch: "k")
+    with pytest.raises(KernelError, match="STRATA_CACHE_DIR=DIR"):
+        compile_kernels([Kernel("layout", "to_planes")], 90)

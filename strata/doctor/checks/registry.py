@@ -5,14 +5,28 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from strata.doctor.checks import cuda, disk, driver, gpu, host, last_run, model, pinned, speed, symptoms, vram, wsl
+from strata.doctor.checks import (
+    cuda,
+    disk,
+    driver,
+    gpu,
+    host,
+    last_run,
+    model,
+    pinned,
+    processor,
+    speed,
+    symptoms,
+    vram,
+    wsl,
+)
 from strata.doctor.checks.check import Check
 from strata.doctor.checks.machine import Machine
 from strata.doctor.findings import Finding, Status
 from strata.errors import UsageError
 
 # What stops a start comes first, and causes before symptoms: the verdict names the first.
-FAMILIES = (driver, wsl, gpu, cuda, symptoms, pinned, vram, last_run, model, host, speed, disk)
+FAMILIES = (driver, wsl, gpu, cuda, symptoms, pinned, vram, last_run, model, host, processor, speed, disk)
 CATALOGUE: dict[str, Check] = {
     entry.id: entry for family in FAMILIES for entry in vars(family).values() if isinstance(entry, Check)
 }
@@ -42,7 +56,8 @@ def run_checks(machine: Machine, *, only: Iterable[str] = (), skip: Iterable[str
     machine : Machine
         Facts, and the model, plan and options when there are any.
     only, skip : iterable of str
-        Check ids: run none but these; leave these out (each becomes a ``skipped`` finding).
+        Check ids: run none but these (one that does not apply is a ``skipped`` finding then); leave these out (each
+        becomes a ``skipped`` finding).
 
     Raises
     ------
@@ -50,13 +65,17 @@ def run_checks(machine: Machine, *, only: Iterable[str] = (), skip: Iterable[str
         When an id names no check.
     """
     left_out = {find_check(id).id for id in skip}
-    chosen = {find_check(id).id for id in only} or set(CATALOGUE)
+    asked_for = {find_check(id).id for id in only}
     findings = []
     for check in CATALOGUE.values():
         if check.id in left_out:
             findings.append(
                 Finding(id=check.id, title=check.title, status=Status.SKIPPED, what="Left out, as asked with --skip.")
             )
-        elif check.id in chosen and (finding := check.run(machine)):
-            findings.append(finding)
+        elif not asked_for or check.id in asked_for:
+            finding = check.run(machine)
+            if finding is None and asked_for:  # who asks for it by name wants an answer
+                what = "It does not apply to this machine."
+                finding = Finding(id=check.id, title=check.title, status=Status.SKIPPED, what=what)
+            findings += [finding] if finding else []
     return tuple(findings)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +21,10 @@ from cupy_backends.cuda.api.runtime import CUDARuntimeError
 from strata.doctor.plan import Reservation, Tier
 from strata.errors import DeviceFailed, KernelError, PlanViolation
 from strata.kernels.ops import Array
+from strata.runtime.driver_errors import refuses_all
 from strata.runtime.expert_store import PINNED_LINE
 from strata.runtime.memory import Block, HostBlock, MemoryRefused
+from strata.runtime.wsl import under_wsl
 
 _runtime = cupy.cuda.runtime
 _nvml: Any = _pynvml
@@ -42,6 +43,8 @@ class CudaDevice:
     ----------
     stream : cupy.cuda.Stream
         Everything runs on it, in order.
+    held_bytes : int
+        Of its memory and page-locked, by reservations.
     unpinned_bytes : int
         Of what was to be page-locked and may as well lie in ordinary RAM: what the system refused to lock.
     """
@@ -49,7 +52,7 @@ class CudaDevice:
     def __init__(self, ordinal: int, uuid: str) -> None:
         self._ordinal = ordinal
         self._uuid = uuid
-        self.unpinned_bytes = 0
+        self.held_bytes = self.unpinned_bytes = 0
         self._free_before = _driver_free(uuid)
         self._allocator = cupy.cuda.get_allocator()
         with self.errors("start CUDA"):
@@ -174,7 +177,7 @@ class CudaDevice:
 
     def state(self) -> str:
         """Say how many devices there are, what is free on this one now, and whether this is WSL2."""
-        wsl = "under WSL2" if "microsoft" in platform.release().lower() else "not under WSL2"
+        wsl = "under WSL2" if under_wsl() else "not under WSL2"
         try:
             count: int | str = _runtime.getDeviceCount()
         except CUDARuntimeError as error:
@@ -209,9 +212,11 @@ class _DeviceBlock:
 
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
         self._pointer = 0
+        self._device = device
         self._nbytes = nbytes
         try:
             self._pointer = _runtime.malloc(nbytes)
+            device.held_bytes += nbytes
             _runtime.memsetAsync(self._pointer, 0, nbytes, device.stream.ptr)
         except CUDARuntimeError as error:
             self.release()
@@ -223,6 +228,8 @@ class _DeviceBlock:
 
     def release(self) -> None:
         pointer, self._pointer = self._pointer, 0
+        if pointer:
+            self._device.held_bytes -= self._nbytes
         _let_go(_runtime.free, pointer)
 
 
@@ -244,6 +251,7 @@ class _PinnedBlock:
                 _runtime.hostRegister(address + self.nbytes, size, _PORTABLE_MAPPED)
                 self._pointers.append(address + self.nbytes)
                 self.nbytes += size
+                device.held_bytes += size
         except CUDARuntimeError as error:
             if part_will_do and self.nbytes:
                 return
@@ -258,6 +266,8 @@ class _PinnedBlock:
         return self._block.array(offset, shape, dtype)
 
     def release(self) -> None:
+        self._device.held_bytes -= self.nbytes
+        self.nbytes = 0
         self._device.drain()
         while self._pointers:
             _let_go(_runtime.hostUnregister, self._pointers.pop())
@@ -281,18 +291,25 @@ def _refused(device: CudaDevice, call: str, error: CUDARuntimeError, granted: in
         string,
         free_bytes=device.free_bytes(),
         granted_bytes=granted,
-        broken=_is_broken(),
+        broken=_is_broken(device),
         around=device.state(),
     )
 
 
-def _is_broken() -> bool:
+def _is_broken(device: CudaDevice) -> bool:
     """Say whether even a little device memory is refused, and not for want of memory."""
+    code = None
     try:
         _runtime.free(_runtime.malloc(_MIB))
     except CUDARuntimeError as error:
-        return int(error.status) != _OUT_OF_MEMORY
-    return False
+        code = int(error.status)
+    return refuses_all(
+        code,
+        out_of_memory=_OUT_OF_MEMORY,
+        held_bytes=device.held_bytes,
+        free_bytes=device.free_bytes(),
+        little=_MIB,
+    )
 
 
 def _unplanned(nbytes: int) -> NoReturn:

@@ -96,3 +96,47 @@ def test_what_others_hold_is_judged_by_the_size_of_the_card(held_mib: int, told:
     used = (615 + held_mib) << 20
     machine = cases()["h200-measured"].machine({"nvml.value.gpus.0.vram_used_bytes": used})
     assert ("STR-VRAM-OTHERS" in [id for id, f in findings_of(machine).items() if f.status in PROBLEMS]) == told
+
+
+@pytest.mark.parametrize(
+    ("nodes", "status"),
+    [
+        ([(0, 64, 60), (1, 64, 60)], Status.WARN),
+        ([(0, None, 60), (1, None, 60)], Status.WARN),  # Windows gives what is free only
+        ([(0, None, 60)], Status.PASS),
+        ([(0, 64, 60), (1, 0, 0)], Status.PASS),  # processors only, as some accelerators have
+        ([(0, 64, 60), (1, None, None)], Status.UNKNOWN),
+    ],
+)
+def test_memory_nodes_as_each_system_shows_them(
+    nodes: list[tuple[int, int | None, int | None]], status: Status
+) -> None:
+    listed = [{"node": node, "total_bytes": total, "free_bytes": free} for node, total, free in nodes]
+    machine = cases()["h200-server"].machine({"host.value.numa_nodes": listed})
+    assert findings_of(machine)["STR-CPU-NUMA"].status is status
+
+
+def test_far_memory_is_no_matter_to_a_plan_that_keeps_every_expert_in_vram() -> None:
+    numa = cases()["dual-epyc-numa"].document["host"]["value"]["numa_nodes"]
+    case = cases()["8gb-card-no-room"]
+    plan = case.machine().plan
+    assert plan
+    spread = case.machine({"host.value.numa_nodes": numa, "plan.feasible": True})
+    assert findings_of(spread)["STR-CPU-NUMA"].status is Status.WARN
+    total = {"host.value.numa_nodes": numa, "plan.feasible": True, "plan.experts.slots": plan.experts.total}
+    assert findings_of(case.machine(total))["STR-CPU-NUMA"].status is Status.PASS
+
+
+@pytest.mark.parametrize(
+    ("rates", "status"),
+    [
+        ({"1": 14e9, "4": 52e9, "32": 41e9}, Status.WARN),
+        ({"1": 14e9, "4": 52e9, "32": 50e9}, Status.PASS),  # within what varies between two runs
+        ({"1": 14e9, "4": 52e9, "32": 68e9}, Status.PASS),
+        ({"32": 68e9}, Status.UNKNOWN),  # nothing to compare with
+        ({}, Status.UNKNOWN),
+    ],
+)
+def test_efficiency_cores_are_judged_by_what_was_measured(rates: dict[str, float], status: Status) -> None:
+    machine = cases()["hybrid-14900k"].machine({"speed.value.ram_read_bytes_per_s": rates})
+    assert findings_of(machine)["STR-CPU-HYBRID"].status is status
