@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from strata.cli.loading import load, plan_to_run, show_plan
+from strata.cli.fetch import PlannedRun, open_to_run, plan_run
+from strata.cli.loading import load, show_plan
 from strata.cli.output import emit_json, out, warn
-from strata.cli.preflight import open_model, require_feasible, take_facts
+from strata.cli.preflight import OpenModel, require_feasible
 from strata.cli.progress import steps
 from strata.errors import UsageError
 
@@ -40,10 +41,9 @@ class BenchRequest:
 def bench_model(request: BenchRequest, options: PlanOptions) -> None:
     """Carry out `strata bench`."""
     from strata.cli.overhead import overhead_noted
-    from strata.doctor.versions import versions
     from strata.runtime.bench import BenchOptions, run_bench
     from strata.runtime.models import load_config
-    from strata.runtime.runlog import RunLog, fingerprint, log_folder
+    from strata.runtime.runlog import RunLog, log_folder
 
     bench = BenchOptions(
         prompts=_lengths("--prompts", request.prompts, least=1),
@@ -52,15 +52,18 @@ def bench_model(request: BenchRequest, options: PlanOptions) -> None:
         repetitions=request.repetitions,
         seed=request.seed,
     )
-    model = open_model(request.model)
-    with model.file, RunLog(log_folder(), warn=warn) as log:
+    if options.max_context is None:
+        options = msgspec.structs.replace(options, max_context=bench.context)
+
+    def plan_it(model: OpenModel, log: RunLog | None = None) -> PlannedRun:
         load_config(model.file)
-        facts = take_facts(model.file.path, options)
-        log.event("start", versions=versions(), facts_sha256=fingerprint(facts))
-        if options.max_context is None:
-            options = msgspec.structs.replace(options, max_context=bench.context)
-        plan, notes = plan_to_run(model, facts, options)
-        for note in notes:
+        return plan_run(model, options, log)
+
+    model = open_to_run(request.model, plan_it, quiet=request.json)
+    with model.file, RunLog(log_folder(), warn=warn) as log:
+        planned = plan_it(model, log)
+        facts, plan = planned.facts, planned.plan
+        for note in planned.notes:
             warn(note)
         if not request.json:
             show_plan(plan)
