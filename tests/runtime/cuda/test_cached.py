@@ -15,8 +15,8 @@ from strata.gguf.reader import open_gguf
 from strata.kernels import numpy_residency
 from strata.runtime.engine import Engine
 from strata.runtime.loader import expert_tensors
+from tests.resident import GOLDEN
 
-from .machine import GOLDEN
 from .simulated_cupy import Runtime, simulated_cuda
 from .test_embedding import in_planes
 from .test_simulated import CAPACITY, held, planned
@@ -51,7 +51,7 @@ class Watched:
             for expert in range(facts.experts)
         }
 
-        def route(ops: Any, x: Any, *rest: Any) -> None:
+        def route(ops: Any, x: Any, *rest: Any, scale: float = 1) -> None:
             ids = rest[5]
             for row in ids:
                 row[:] = self.rng.choice(facts.experts, facts.top_k, replace=False)

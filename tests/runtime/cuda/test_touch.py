@@ -8,8 +8,8 @@ import pytest
 
 from strata.gguf.reader import open_gguf
 from strata.runtime.engine import Engine
+from tests.resident import GOLDEN
 
-from .machine import GOLDEN
 from .simulated_cupy import Runtime, simulated_cuda
 from .test_simulated import CAPACITY, planned
 
