@@ -249,9 +249,10 @@ def _speeds(facts: Facts, gpu: Gpu) -> Speeds:
         return speed
 
     copied = measured.device_copy_bytes_per_s if measured else None
-    vram = pick(
-        "VRAM reads at", 2 * copied if copied else None, _REACHED * card.bandwidth if card else None, _UNKNOWN_BANDWIDTH
-    )
+    vram = pick("VRAM reads at", 2 * copied if copied else None, card.bandwidth if card else None, _UNKNOWN_BANDWIDTH)
+    if not copied:
+        vram *= _REACHED
+        basis.append(f"Of VRAM's bandwidth kernels are taken to reach {_REACHED:.0%}.")
     link = pick(
         "Page-locked memory is copied at",
         measured.h2d_pinned_bytes_per_s if measured else None,

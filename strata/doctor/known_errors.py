@@ -6,6 +6,7 @@ general, and the first that fits a line explains it. CUDA's codes come from thei
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 PIN = (
@@ -15,11 +16,11 @@ PIN = (
 REGISTER = r"host_?register|\bregister(?:s|ed|ing)?\b"
 NO_MEMORY = (
     r"out[ -]of[ -](?:\w+[ -])?mem|\boom\b|\bran out\b|not enough (?:\w+ )?memory|insufficient (?:\w+ )?memory"
-    r"|MemoryAllocation|\bOUT_OF_MEM|ENOMEM|cannot allocate memory"
+    r"|MemoryAllocation|(?:\b|_)OUT_OF_MEM|ENOMEM|cannot allocate memory"
 )
 NO_DEVICE = (
     r"no CUDA.?(?:cap|device)|NoDevice\b|\bNO_DEVICE\b"
-    r"|no (?:usable |supported )?(?:cuda |nvidia )?(?:gpu|device)s? (?:is |was |were )?(?:detected|found|avail)"
+    r"|no (?:usable |supported )?(?:cuda |nvidia )?(?:gpu|device)s? (?:is |was |were |are )?(?:detected|found|avail)"
 )
 FAILED = r"fail|cannot|can't|could ?n[o']t|unable|refus|error|stopped|denied|reject|not possible"
 PIN_SIZE = (
@@ -317,75 +318,44 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "pip install 'strata[cuda13]' (or strata[cuda12]), which brings NVRTC and the runtime",
     ),
     KnownError(
+        "STR-CUDA-HIDDEN",
+        "No GPU for this process",
+        (r"no (?:cuda )?gpus? (?:are |is |was |were )?(?:available|found|detected|visible)",),
+        "CUDA shows this process no GPU: CUDA_VISIBLE_DEVICES hides them, the container was given none, or no driver "
+        "answers",
+        "strata doctor tells which; unset CUDA_VISIBLE_DEVICES; container: docker run --gpus all ...",
+    ),
+    KnownError(
+        "STR-DRV-NVML",
+        "GPU taken from a running container",
+        (r"Failed to initialize NVML: Unknown Error",),
+        "inside a container: the host's systemd reloaded its units and took the GPU's device files from it",
+        "Start the container anew; for good, let the runtime use the cgroupfs driver, or pass the devices on: "
+        "docker run --device /dev/nvidiactl --device /dev/nvidia0 --device /dev/nvidia-uvm ...",
+    ),
+    KnownError(
         "STR-RAM-SHORT",
         "RAM exhausted",
-        (r"\b_?(?:Array)?MemoryError\b|std::bad_alloc|failed to mmap|mmap.*cannot allocate|os error 12\b",),
-        "a request for ordinary RAM was refused",
-        "Close other programs, or plan with less: --ram-budget SIZE",
+        (
+            r"\b_?(?:Array)?MemoryError\b|std::bad_alloc|failed to mmap|os error 12\b|\[Errno 12\]|\bENOMEM\b"
+            r"|cannot allocate memory",
+        ),
+        "a request for ordinary RAM was refused: all is in use, or this process is limited (ulimit -v, strict "
+        "overcommit)",
+        "Close other programs, plan with less (--ram-budget SIZE), or raise the limit: strata doctor names it",
     ),
 )  # fmt: skip
 
-TROUBLE = (  # a line without any of these words reports no error, whatever else it says
-    *("error", "fail", "cannot", "n't", "could not", "unable", "refus", "denied", "reject", "insuff", "not enough"),
-    *(
-        "out of",
-        "out-of",
-        "out_of",
-        "ran out",
-        "oom",
-        "enomem",
-        "no cuda",
-        "no room",
-        "no vram",
-        "no kernel",
-        "no device",
-    ),
-    *(
-        "no usable",
-        "no gpu",
-        "no nvidia",
-        "no_device",
-        "invalid",
-        "unsupported",
-        "too old",
-        "too small",
-        "too low",
-        "busy",
-    ),
-    *(
-        "already mapped",
-        "not yet",
-        "not found",
-        "timed out",
-        "illegal",
-        "non supported",
-        "no adapters",
-        "unknown runtime",
-        "unsupported gnu",
-        "missing",
-        "assert",
-        "noexcept",
-        "locked",
-        "stopped",
-        "virtuallock",
-        "curesult",
-        "lost",
-        "mismatch",
-        "fork",
-        "multiple cupy",
-        "combination",
-    ),
-    *(
-        "stopped",
-        "killed",
-        "bad_alloc",
-        "xid",
-        "fallen",
-        "dxgk",
-        "fatal",
-        "tried to allocate",
-        "not work",
-        "not possible",
-    ),
-    *("not ready", "not compatible", "not have enough", "no such"),
+# A line without any of these reports no error, whatever else it says.
+TROUBLE = tuple(
+    re.split(
+        r",\s+",
+        """error, fail, cannot, n't,
+        could not, unable, refus, denied, reject, insuff, not enough, out of, out-of, out_of,
+        ran out, oom, enomem, no cuda, no room, no vram, no kernel, no device, no usable, no gpu, no nvidia, no_device,
+        invalid, unsupported, too old, too small, too low, busy, already mapped, not yet, not found, timed out, illegal,
+        non supported, no adapters, unknown runtime, unsupported gnu, missing, assert, noexcept, locked, stopped,
+        virtuallock, curesult, lost, mismatch, fork, multiple cupy, combination, killed, bad_alloc, xid, fallen, dxgk,
+        fatal, tried to allocate, not work, not possible, not ready, not compatible, not have enough, no such""",
+    )
 )
