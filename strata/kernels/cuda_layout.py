@@ -10,6 +10,9 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 ATTENTION_SPLITS = 32  # of the KV cache in attention (kSplits in cuda/attention.cu)
 MOST_TOKENS = 8  # of a call through the decode kernels
 SAMPLE_STRETCH = 64  # logits that one maximum stands for in sampling (kStretch in cuda/sample.cu)
@@ -74,6 +77,17 @@ LAYOUTS = {
 }
 
 
+def lay_out(type_: str, raw: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Copy a matrix of the file, uint8 and flat, to `out` of the same size as it lies on the device."""
+    layout = LAYOUTS[type_]
+    blocks = raw.reshape(-1, layout.nbytes)
+    start = 0
+    for offset, size in layout.planes or ((0, layout.nbytes),):
+        end = start + len(blocks) * size
+        out[start:end].reshape(-1, size)[...] = blocks[:, offset : offset + size]
+        start = end
+
+
 @dataclass(frozen=True, slots=True)
 class Tile:
     """How a team of warps reads rows: a function of their type and length alone, as a row's sum depends on it.
@@ -105,6 +119,21 @@ class Tile:
 
     def __str__(self) -> str:
         return f"Tile<{self.type},{self.warps},{self.depth},{str(self.whole).lower()}>"
+
+
+# Shared memory that a block can ask for, bytes, by compute capability (CUDA C++ Programming Guide).
+SHARED_MEMORY = {
+    **dict.fromkeys(("7.5",), 64 << 10),
+    **dict.fromkeys(("8.0", "8.7"), 163 << 10),
+    **dict.fromkeys(("8.6", "8.9", "12.0", "12.1"), 99 << 10),
+    **dict.fromkeys(("9.0", "10.0", "10.1", "10.3", "11.0"), 227 << 10),
+}
+
+
+def staged_bytes(columns: int, tokens: int) -> int:
+    """Return the bytes of shared memory that the rows of `tokens` take in a block (``staged`` in cuda/gemv.cuh)."""
+    padded = columns + columns // 128 * 36 + (columns & 64) // 4
+    return 4 * tokens * (padded + 2 * -(-columns // 16))
 
 
 def row_bytes(type_: str, columns: int) -> int:

@@ -14,9 +14,10 @@ from typing import Any
 import cupy
 
 from strata.kernels.compile import Kernel, compile_kernels
-from strata.kernels.cuda_layout import ATTENTION_SPLITS, LAYOUTS, SAMPLE_STRETCH, Tile
+from strata.kernels.cuda_layout import ATTENTION_SPLITS, LAYOUTS, SAMPLE_STRETCH, Tile, staged_bytes
 from strata.kernels.launch import Argument, LoadedKernel
 from strata.kernels.ops import Array, KvLayer, Rope, RopeStyle
+from strata.kernels.residency import MOST_ASKED, Pool, Tables
 
 _FRESH = 8  # most tokens that attention appends by itself (kFresh there)
 _KV_CELLS = {"float16": "KvF16", "float32": "KvF32", "int8": "KvInt8"}  # of cuda/kv.cuh
@@ -28,6 +29,9 @@ _DOWN_WARPS = 24  # most of a block that is to keep 80 registers a thread
 _STATIC_SHARED = 16 << 10  # most that a kernel has besides the staged activations
 _TOKENS = 4  # tokens that one pass over a weight serves
 _THREADS = 768  # of a processor, which projections keep busy
+_READY_THREADS = 512  # kReadyThreads in cuda/residency.cu
+_READY_BLOCKS = 16  # that copy missing experts: enough reads in flight for the fastest link
+_WORDS = {16: "uint4", 8: "uint2", 4: "u32", 2: "u16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,17 @@ class _Choice(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("logits", "slot_of", "ids", "slots", "weights")),
         *((name, ctypes.c_int) for name in ("n", "top_k", "normalise")),
         ("scale", ctypes.c_float),
+    )
+
+
+class _Residency(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("slot_of", "owner", "use", "calls", "source", "counts", "wanted", "base")
+        ),
+        *((name, ctypes.c_uint64) for name in ("stride", "bytes")),
+        *((name, ctypes.c_int) for name in ("slots", "experts", "layer", "policy")),
     )
 
 
@@ -324,7 +339,26 @@ class CudaOps:
             _ROUTE_THREADS,
             *(router.data, x, norm, eps, embedding, tokens, hidden, self._scratch["logits"], self._scratch["counters"]),
             choice,
-            shared=_staged(embedding, together),
+            shared=staged_bytes(embedding, together),
+        )
+
+    def make_ready(self, tables: Tables, pool: Pool, layer: int, ids: Array, slots: Array) -> None:
+        """Give every expert of a call a slot, and fill those that were missing; see `numpy_residency.make_ready`."""
+        asked = int(ids.size)
+        if asked > MOST_ASKED:
+            raise ValueError(f"{asked} experts in a call")
+        each = (tables.slot_of, pool.owner, tables.use, tables.calls, tables.source, tables.counts, tables.wanted)
+        numbers = (pool.stride, pool.nbytes, len(pool.owner), tables.experts, layer, int(tables.policy))
+        kept = 4 * len(pool.owner)
+        fits = kept <= self._shared_limit
+        self._launch(
+            "residency",
+            f"make_ready<{_WORDS[pool.word]},{str(fits).lower()}>",
+            (_READY_BLOCKS,),
+            _READY_THREADS,
+            *(_Residency(*(_pointer(table) for table in (*each, pool.data)), *numbers), ids, asked, len(ids), slots),
+            self._scratch["counters"],
+            shared=kept if fits else 4 * -(-len(pool.owner) // 32),
         )
 
     def experts_add(self, hidden: Array, pool: CudaSlots, slots: Array, weights: Array, residual: Array) -> None:
@@ -347,7 +381,7 @@ class CudaOps:
             (-(-width // (8 * teams)), tokens * top_k),
             teams * tile.warps * _WARP,
             *(structure, slots, hidden, activation, embedding, width, top_k),
-            shared=_staged(embedding, 1),
+            shared=staged_bytes(embedding, 1),
         )
         tile = Tile.of(pool.down_type, width, most_warps=max(1, min(16, _DOWN_WARPS // top_k)))
         threads = top_k * tile.warps * _WARP
@@ -357,7 +391,7 @@ class CudaOps:
             (-(-embedding // _TILE_ROWS), tokens),
             threads,
             *(structure, slots, weights, activation, residual, embedding, width, top_k),
-            shared=_staged(top_k * width, 1) + 4 * top_k * tile.warps * _TILE_ROWS,
+            shared=staged_bytes(top_k * width, 1) + 4 * top_k * tile.warps * _TILE_ROWS,
         )
 
     def _project(
@@ -395,13 +429,13 @@ class CudaOps:
             (segments.blocks, -(-tokens // together)),
             threads,
             *(segments, x, norm, eps, scale, columns, tokens),
-            shared=_staged(columns, together),
+            shared=staged_bytes(columns, together),
         )
 
     def _together(self, tokens: int, columns: int) -> int:
         """Return how many tokens' activations one block stages."""
         together = min(tokens, _TOKENS)
-        while together > 1 and _staged(columns, together) > self._shared_limit:
+        while together > 1 and staged_bytes(columns, together) > self._shared_limit:
             together -= 1
         return together
 
@@ -441,12 +475,6 @@ def heads_together(heads: int, groups: int, size: int) -> int:
 
 def _cells(cells: Array, scales: Array | None) -> Argument:
     return ctypes.c_void_p(_pointer(cells)) if scales is None else _Cells(_pointer(cells), _pointer(scales))
-
-
-def _staged(columns: int, tokens: int) -> int:
-    """Bytes of shared memory that `tokens` staged rows take (``staged`` in cuda/gemv.cuh)."""
-    padded = columns + columns // 128 * 36 + (columns & 64) // 4
-    return 4 * tokens * (padded + 2 * -(-columns // 16))
 
 
 def _pointer(array: Array | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def _library(family: str, expressions: Sequence[str], folder: Path) -> Path:
         for i, expression in enumerate(expressions)
     ]
     text = "\n".join([_HEADER.read_text(), definitions(" ".join(expressions)), *headers, source, *launchers])
-    text = text.replace("extern __shared__ float4 shared[];", "float4* shared = simt::dynamic_shared();")
+    text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"\1* \2 = (\1*)simt::dynamic_shared();", text)
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.so"
     if not path.exists():
         whole = path.with_suffix(".cpp")

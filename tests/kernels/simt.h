@@ -175,9 +175,25 @@ inline u32 __ballot_sync(u32, bool v) {
   for (int i = 0; i < 32; i++) found |= (u32)all.value[i] << i;
   return found;
 }
-inline u32 atomicAdd(u32* p, u32 v) { return std::exchange(*p, *p + v); }
+inline bool __any_sync(u32 lanes, bool v) { return __ballot_sync(lanes, v) != 0; }
+inline int __syncthreads_count(bool v) {
+  static int count;
+  __syncthreads();
+  count = 0;
+  __syncthreads();
+  count += v;
+  __syncthreads();
+  return count;
+}
+template <class T, class U>
+T atomicAdd(T* p, U v) { return std::exchange(*p, *p + v); }
+template <class T, class U>
+T atomicOr(T* p, U v) { return std::exchange(*p, *p | v); }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 template <class T>
 T __ldcg(const T* p) { return *p; }
+template <class T>
+T __ldcs(const T* p) { return *p; }
 template <class T>
 T __ldg(const T* p) { return *p; }
 
