@@ -30,6 +30,7 @@ _TOKENS = 4  # tokens that one pass over a weight serves
 _THREADS = 768  # of a processor, which projections keep busy
 _READY_THREADS = 512  # kReadyThreads in cuda/residency.cu
 _READY_BLOCKS = 16  # that copy missing experts: enough reads in flight for the fastest link
+_EARLY = True
 _WORDS = {16: "uint4", 8: "uint2", 4: "u32", 2: "u16"}
 
 
@@ -351,14 +352,23 @@ class CudaOps:
             (_READY_BLOCKS,),
             _READY_THREADS,
             *(_Residency(*(_pointer(table) for table in (*each, pool.data)), *numbers), ids, asked, len(ids), slots),
-            self._scratch["counters"],
+            *(self._scratch["counters"], int(_EARLY)),
             shared=kept if fits else 4 * -(-len(pool.owner) // 32),
         )
 
-    def experts_add(self, hidden: Array, pool: CudaSlots, slots: Array, weights: Array, residual: Array) -> None:
+    def experts_add(
+        self,
+        hidden: Array,
+        pool: CudaSlots,
+        slots: Array,
+        weights: Array,
+        residual: Array,
+        readied: tuple[Array, Array] | None = None,
+    ) -> None:
         """Add the weighted experts: ``residual[t] += sum over ranks of weights[t, r] * down(silu(gate) * up)``.
 
-        hidden and residual [T, E], slots int32 and weights float32 [T, K]; the sum is in rank order.
+        hidden and residual [T, E], slots int32 and weights float32 [T, K]; the sum is in rank order. Right after
+        `make_ready`, `readied` are its ids and the layer's part of its `slot_of`: what is there need not wait for it.
         """
         tokens, embedding = hidden.shape
         top_k = slots.shape[1]
@@ -367,6 +377,7 @@ class CudaOps:
         structure = _Pool(pool.data.data.ptr, pool.stride, pool.gate, pool.up, pool.down)
         if pool.gate_type != pool.up_type:
             raise ValueError(f"gate is {pool.gate_type} and up {pool.up_type}")
+        ids, slot_of = readied if readied and _EARLY else (None, None)
         tile = Tile.of(pool.gate_type, embedding)
         teams = max(1, _GATE_UP_WARPS // tile.warps)
         self._launch(
@@ -374,7 +385,7 @@ class CudaOps:
             f"expert_gate_up<{tile},{teams}>",
             (-(-width // (8 * teams)), tokens * top_k),
             teams * tile.warps * _WARP,
-            *(structure, slots, hidden, activation, embedding, width, top_k),
+            *(structure, slots, slot_of, ids, hidden, activation, embedding, width, top_k),
             shared=_staged(embedding, 1),
         )
         tile = Tile.of(pool.down_type, width, most_warps=max(1, min(16, _DOWN_WARPS // top_k)))

@@ -106,7 +106,8 @@ class CachedExperts:
         self._ops.make_ready(self._tables, self._pools[layer], layer, ids, slots)
         if not self.resident:
             self._recorder.host(partial(self._bring, layer))
-        self._ops.experts_add(hidden, self._of_pool[layer], slots, weights, residual)
+        readied = ids, self._tables.slot_of[layer * self._tables.experts :]
+        self._ops.experts_add(hidden, self._of_pool[layer], slots, weights, residual, readied)
 
     @property
     def counts(self) -> CacheCounts:
