@@ -30,7 +30,6 @@ _TOKENS = 4  # tokens that one pass over a weight serves
 _THREADS = 768  # of a processor, which projections keep busy
 _READY_THREADS = 512  # kReadyThreads in cuda/residency.cu
 _READY_BLOCKS = 16  # that copy missing experts: enough reads in flight for the fastest link
-_EARLY = True
 _WORDS = {16: "uint4", 8: "uint2", 4: "u32", 2: "u16"}
 
 
@@ -352,7 +351,7 @@ class CudaOps:
             (_READY_BLOCKS,),
             _READY_THREADS,
             *(_Residency(*(_pointer(table) for table in (*each, pool.data)), *numbers), ids, asked, len(ids), slots),
-            *(self._scratch["counters"], int(_EARLY)),
+            self._scratch["counters"],
             shared=kept if fits else 4 * -(-len(pool.owner) // 32),
         )
 
@@ -377,7 +376,7 @@ class CudaOps:
         structure = _Pool(pool.data.data.ptr, pool.stride, pool.gate, pool.up, pool.down)
         if pool.gate_type != pool.up_type:
             raise ValueError(f"gate is {pool.gate_type} and up {pool.up_type}")
-        ids, slot_of = readied if readied and _EARLY else (None, None)
+        ids, slot_of = readied or (None, None)
         tile = Tile.of(pool.gate_type, embedding)
         teams = max(1, _GATE_UP_WARPS // tile.warps)
         self._launch(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from strata.doctor.plan import AllocationPlan
 from strata.errors import PlanInfeasible, PlanMismatch, UsageError
 from strata.gguf.reader import GGUFFile
+from strata.kernels.residency import Policy
 from strata.runtime.expert_cache import CacheCounts
 from strata.runtime.generation import Generation, PrefillProgress, Sampler
 from strata.runtime.loader import (
@@ -87,6 +88,7 @@ class Engine:
         take: Taker | None = None,
         held: Callable[[], int] = anonymous_bytes,
         policy: MakePolicy = FrequencyOverAge,
+        device_policy: Policy = Policy.FREQUENCY_OVER_AGE,
     ) -> Self:
         """Take every line of the plan, then read the model. Whatever goes wrong, nothing stays allocated.
 
@@ -105,6 +107,8 @@ class Engine:
             Bytes that this process holds, however the plan's memories are counted.
         policy : MakePolicy
             Which expert leaves the cache.
+        device_policy : Policy
+            The same where a device sees to it by itself.
 
         Raises
         ------
@@ -130,7 +134,7 @@ class Engine:
                 )
             )
             reading, building = Timed(progress), Timed(compiling)
-            model = backend.load(file, config, plan, memory, LoadOptions(policy, reading, building))
+            model = backend.load(file, config, plan, memory, LoadOptions(policy, reading, building, device_policy))
             loading = LoadFigures(reading.done, reading.seconds, building.done, building.seconds)
             engine = cls(model, plan, memory, backend, log, loading, held)
             log("loaded", memory=engine.memory_report(), loading=loading, notes=model.notes)

@@ -52,15 +52,14 @@ __device__ __forceinline__ bool all_there(const Residency& r, const int* ids, in
 // the tables, which nobody reads any more. kKept: `kept` has room for each slot's worth, else for one bit of each slot.
 template <class Word, bool kKept>
 __global__ void __launch_bounds__(kReadyThreads) make_ready(const Residency r, const int* ids, int asked, int tokens,
-                                                            int* slots, u32* counter, int early) {
+                                                            int* slots, u32* counter) {
   extern __shared__ u32 kept[];
   __shared__ int id[kMostAsked], same[kMostAsked], at[kMostAsked], missing[kMostAsked], victim[kMostAsked];
   __shared__ u64 best[2][kReadyThreads / kWarp];
   __shared__ int misses, filled;
   int thread = threadIdx.x, lane = thread % kWarp;
-  if (!early) let_next_start();
   wait_for_previous();
-  if (early) let_next_start();  // only now, so that expert_gate_up may use what the router wrote
+  let_next_start();  // only now, so that expert_gate_up may use what the router wrote
   if (tokens == 1 && all_there(r, ids, asked, slots)) return;
 #pragma unroll 8
   for (int s = thread; s < (kKept ? r.slots : (r.slots + 31) / 32); s += kReadyThreads) kept[s] = kKept ? worth_of(r, s) : 0;
