@@ -28,6 +28,7 @@ DEVICE_STEP = 2 * MIB  # the driver maps device memory in pieces of 2 MiB
 CONTEXT = 512 * MIB
 MODULES = 64 * MIB  # every kernel of this backend, loaded eagerly
 GRAPHS = 64 * MIB  # captured graphs and what libraries keep
+_MORE = 16 * MIB  # of either than a run took
 # In RAM: the interpreter, CuPy, the CUDA libraries' host side, and a tokenizer (see the numpy backend's figure).
 PROCESS = 768 * MIB
 PROCESS_PER_TOKEN = 1024
@@ -146,17 +147,14 @@ class CudaBackend:
         )
         return tuple(line for line in lines if line.bytes)
 
-    def _overhead(self, least: int, name: str) -> Size:
-        """What the last run here took, and no less than is assumed.
-
-        The driver counts a whole card, and others may have given memory back meanwhile.
-        """
+    def _overhead(self, assumed: int, name: str) -> Size:
+        """What the last run here took, and some more: the next model of its architecture may have more layers."""
         overheads = self._gpu.cuda.overheads if self._gpu.cuda else {}
         found = overheads.get(self._model.architecture)
         if found is None:
-            return Size(least, "assumed")
+            return Size(assumed, "assumed")
         nbytes: int = getattr(found, name)
-        return Size(max(nbytes, least), f"{size(nbytes)} measured in the last run, at least {size(least)}")
+        return Size(nbytes + _MORE, f"{size(nbytes)} measured in the last run + {size(_MORE)}")
 
     def slot_bytes(self, slots: int) -> int:
         """See `candidates.Backend`."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from strata.doctor.cuda_packages import CUDA12, CUDA13
+
 PIN = (
     r"\bpin(?:s|ned|ning)?\b|page.?lock|cuda_?(?:host_?(?:alloc|register)|malloc_?host)"
     r"|cuMemHost(?:Alloc|Register)|host_?register"
@@ -57,7 +59,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         (r"driver version is insuff|InsufficientDriver|INSUFFICIENT_DRIVER|driver (?:is )?too old",),
         "the NVIDIA driver is older than the CUDA runtime needs (CUDA 12: 525, on Windows 528; CUDA 13: 580), or "
         "libcuda was not found; the call named in the line (a page-locked request, say) only happened to come first",
-        "Install a newer driver, or CuPy for its CUDA: pip install 'strata[cuda12]'",
+        f"Install a newer driver, or CuPy for its CUDA: {CUDA12}",
     ),
     KnownError(
         "STR-CTX-BROKEN",
@@ -221,7 +223,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "Architecture not known to the compiler",
         (r"invalid value for --gpu-arch|unsupported gpu architecture|no kernel image|sm_\d+ is not compatible",),
         "the program or its compiler has no code for this GPU's architecture; NVRTC before 12.8 cannot make sm_120",
-        "pip install -U 'nvidia-cuda-nvrtc-cu12>=12.8' (or strata[cuda13])",
+        f'pip install -U "nvidia-cuda-nvrtc-cu12>=12.8", or with a driver from 580 on: {CUDA13}',
     ),
     KnownError(
         "STR-CUDA-FORK",
@@ -235,7 +237,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "Two CuPy packages",
         (r"multiple CuPy packages",),
         "two CuPy packages are installed over each other",
-        "pip uninstall -y cupy-cuda12x cupy-cuda13x && pip install 'strata[cuda13]'",
+        f"pip uninstall -y cupy-cuda12x cupy-cuda13x, then: {CUDA13}",
     ),
     KnownError(
         "STR-PIN-LATCHED",
@@ -315,7 +317,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "A CUDA library is missing",
         (r"(?:lib)?(?:nvrtc|cudart|cublas|nvJitLink)\w*[.-]?(?:so|dll|alt)?", NOT_THERE),
         "a library of the CUDA toolkit, which CuPy loads when it needs it, is not installed",
-        "pip install 'strata[cuda13]' (or strata[cuda12]), which brings NVRTC and the runtime",
+        f"{CUDA13}, which brings NVRTC and the runtime (before driver 580: {CUDA12})",
     ),
     KnownError(
         "STR-CUDA-HIDDEN",

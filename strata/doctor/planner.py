@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import msgspec
 
@@ -67,11 +68,17 @@ class Problem:
     def best(self) -> tuple[float, Candidate]:
         """The best score and its candidate, the first of equals. Something fits: `least` did."""
         traffic = self.backend.traffic(self.request)
-        scored = (
-            (turn_seconds(traffic, self.backend.speeds, c.placement), c)
-            for c in candidates(self.backend, self.request, self.bounds)
-        )
-        return min(scored, key=lambda pair: pair[0])
+        found = candidates(self.backend, self.request, self.bounds)
+        scored = ((turn_seconds(traffic, self.backend.speeds, c.placement), c) for c in found)
+        first = next(scored)
+        if self._nothing_given_up(first[1].placement):
+            return first
+        return min(chain((first,), scored), key=lambda pair: pair[0])
+
+    def _nothing_given_up(self, where: Placement) -> bool:
+        """Say whether no other candidate can be better: every expert has a slot, and every ladder is at its top."""
+        top = self.request.chunks[0], *self.backend.host_choices[0], self.backend.experts.total
+        return (where.chunk, where.embedding, where.staging, where.slots) == top
 
 
 def backend_for(facts: Facts, model: ModelFacts, options: PlanOptions) -> Backend:

@@ -191,8 +191,7 @@ def open_backend(plan: AllocationPlan) -> Backend:
         raise DeviceFailed(
             f"run on {plan.device.name}",
             f"CuPy or one of CUDA's Python packages is not there ({error})",
-            "Install them with `pip install strata[cuda13]` (driver 580 or newer; else `strata[cuda12]`), or use"
-            " --device cpu",
+            "Install them: `strata doctor` has the command for this driver. Or use --device cpu",
         ) from error
     return CudaBackend(plan.device.id)
 

@@ -1,14 +1,18 @@
 """Plans for the numpy backend: lines, choices, refusals and the changes they offer."""
 
 import re
+from random import Random
 
 import msgspec
 import pytest
 
+from strata.doctor.candidates import candidates
 from strata.doctor.invariants import broken
 from strata.doctor.plan import PlanOptions, Tier
-from strata.doctor.planner import make_plan
+from strata.doctor.planner import Problem, make_plan
+from strata.doctor.speed import turn_seconds
 from strata.errors import Undetermined, UsageError
+from tests.doctor.questions import random_question
 from tests.doctor.shapes import DENSE, GIB, MIB, MIXTRAL, Q3_30B, SMALL_MOE, machine, model
 from tests.doctor.typed import applied, weaker
 
@@ -264,3 +268,25 @@ def test_a_model_without_any_kv_cache_has_no_windows_to_speak_of():
         window=128,
     )
     assert make_plan(machine(4 * GIB), m, PlanOptions()).feasible
+
+
+def test_where_nothing_is_given_up_no_other_candidate_is_better():
+    """The planner then looks at no other; here all of them are scored."""
+    shortcuts = 0
+    for seed in range(150):
+        try:
+            problem = Problem.of(*random_question(Random(seed)))
+        except UsageError:
+            continue
+        if not problem.least().fits:
+            continue
+        backend = problem.backend
+        traffic = backend.traffic(problem.request)
+        scores = [
+            turn_seconds(traffic, backend.speeds, c.placement)
+            for c in candidates(backend, problem.request, problem.bounds)
+        ]
+        score, best = problem.best()
+        assert score == min(scores)
+        shortcuts += best.placement.slots == backend.experts.total
+    assert shortcuts > 10

@@ -59,14 +59,16 @@ def instructions(m: Machine) -> Result | None:
 
 @check("STR-CPU-QUOTA", "Container CPU quota", needs=("host.cgroup_cpus", "host.cpu_logical"))
 def cpu_quota(m: Machine) -> Result | None:
-    """Under a CPU quota, threads beyond it only take turns: the whole group is paused in every period."""
+    """Under a CPU quota, threads beyond it only take turns: the whole group is paused in every period. Strata starts no
+    more threads than the quota has processors; the others stay idle."""
     quota, cpus = m.host.cgroup_cpus, m.host.cpu_logical
     if quota is None or cpus is None or quota >= min(cpus, m.host.cpu_usable or cpus):
         return passed("No CPU quota below the processors it may use.")
     return warn(
-        f"This process may use {quota:g} of {cpus} processors; more threads than that pause each other.",
+        f"This process may use {quota:g} of {cpus} processors, and computes with no more threads than that.",
         m.says("host.cgroup_cpus", f"CPU quota {quota:g}"),
-        remedy=f"OMP_NUM_THREADS={max(int(quota), 1)} strata run ..., or a larger quota: docker run --cpus=N",
+        remedy="For more, start the container with: docker run --cpus=N (Kubernetes: resources.limits.cpu; systemd: "
+        "CPUQuota=)",
     )
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from strata.doctor.checks.registry import CATALOGUE
+from strata.doctor.checks.symptoms import last_words
 from strata.doctor.findings import Status
 from tests.doctor.machines import FIXTURES, PROBLEMS, Case, cases, findings_of
 
@@ -140,3 +141,21 @@ def test_far_memory_is_no_matter_to_a_plan_that_keeps_every_expert_in_vram() -> 
 def test_efficiency_cores_are_judged_by_what_was_measured(rates: dict[str, float], status: Status) -> None:
     machine = cases()["hybrid-14900k"].machine({"speed.value.ram_read_bytes_per_s": rates})
     assert findings_of(machine)["STR-CPU-HYBRID"].status is status
+
+
+@pytest.mark.parametrize(
+    ("stderr", "words"),
+    [
+        ("", []),
+        ("\n \n", []),
+        ("loading\nterminate called\n", ["terminate called"]),
+        (
+            "noise\nFatal Python error: Segmentation fault\n\nCurrent thread 0x7f (most recent call first):\n"
+            '  File "/x/cupy/__init__.py", line 2 in <module>\n  File "<frozen>", line 1 in run\n\n'
+            "Extension modules: numpy, msgspec (total: 2)\n",
+            ["Fatal Python error: Segmentation fault", 'File "/x/cupy/__init__.py", line 2 in <module>'],
+        ),
+    ],
+)
+def test_a_crash_is_told_in_its_own_words(stderr: str, words: list[str]) -> None:
+    assert last_words(stderr) == words
