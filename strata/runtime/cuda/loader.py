@@ -58,7 +58,7 @@ def load_cuda(
     AllocationFailed, DeviceFailed
     """
     facts = config.facts
-    check_cuda(file, facts, plan.kv)
+    check_cuda(file, facts, plan.kv, device.shared_bytes)
     pools = tuple(c.line for c in plan.experts.classes)
     memory.take((*_LINES, *pools, STAGING_LINE, PAGEABLE_LINE, PINNED_LINE))
     weights = CudaWeights(file, memory)
