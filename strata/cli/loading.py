@@ -178,6 +178,7 @@ def _load_in_ram(model: OpenModel, plan: AllocationPlan, log: RunLog, *, quiet: 
 def load_once(model: OpenModel, plan: AllocationPlan, log: RunLog, **memory: Any) -> Engine:
     """Load by a plan and show how far it is; `memory` is what `Engine.load` takes of a simulated one."""
     from strata.runtime.engine import Engine
+    from strata.runtime.profile import profile_file
 
     with steps() as progress:
         engine = Engine.load(
@@ -186,6 +187,7 @@ def load_once(model: OpenModel, plan: AllocationPlan, log: RunLog, **memory: Any
             progress=lambda done, total: progress("loading", done, total),
             compiling=lambda done, total: progress(f"making kernels ready, {done} of {total}", None, None),
             log=log.event,
+            profile=profile_file(plan.model.header_sha256),
             **memory,
         )
     for note in engine.notes:

@@ -28,7 +28,7 @@ DEVICE_STEP = 2 * MIB  # the driver maps device memory in pieces of 2 MiB
 CONTEXT = 512 * MIB
 MODULES = 64 * MIB  # every kernel of this backend, loaded eagerly
 GRAPHS = 64 * MIB  # captured graphs and what libraries keep
-_MORE = 16 * MIB  # of either than a run took
+_MORE = 32 * MIB  # of either than a run took: with experts in pageable RAM a shape is a graph for each layer
 # In RAM: the interpreter, CuPy, the CUDA libraries' host side, and a tokenizer (see the numpy backend's figure).
 PROCESS = 768 * MIB
 PROCESS_PER_TOKEN = 1024

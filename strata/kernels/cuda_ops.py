@@ -361,10 +361,19 @@ class CudaOps:
             shared=kept if fits else 4 * -(-len(pool.owner) // 32),
         )
 
-    def experts_add(self, hidden: Array, pool: CudaSlots, slots: Array, weights: Array, residual: Array) -> None:
+    def experts_add(
+        self,
+        hidden: Array,
+        pool: CudaSlots,
+        slots: Array,
+        weights: Array,
+        residual: Array,
+        readied: tuple[Array, Array] | None = None,
+    ) -> None:
         """Add the weighted experts: ``residual[t] += sum over ranks of weights[t, r] * down(silu(gate) * up)``.
 
-        hidden and residual [T, E], slots int32 and weights float32 [T, K]; the sum is in rank order.
+        hidden and residual [T, E], slots int32 and weights float32 [T, K]; the sum is in rank order. Right after
+        `make_ready`, `readied` are its ids and the layer's part of its `slot_of`: what is there need not wait for it.
         """
         tokens, embedding = hidden.shape
         top_k = slots.shape[1]
@@ -373,6 +382,7 @@ class CudaOps:
         structure = _Pool(pool.data.data.ptr, pool.stride, pool.gate, pool.up, pool.down)
         if pool.gate_type != pool.up_type:
             raise ValueError(f"gate is {pool.gate_type} and up {pool.up_type}")
+        ids, slot_of = readied or (None, None)
         tile = Tile.of(pool.gate_type, embedding)
         teams = max(1, _GATE_UP_WARPS // tile.warps)
         self._launch(
@@ -380,7 +390,7 @@ class CudaOps:
             f"expert_gate_up<{tile},{teams}>",
             (-(-width // (8 * teams)), tokens * top_k),
             teams * tile.warps * _WARP,
-            *(structure, slots, hidden, activation, embedding, width, top_k),
+            *(structure, slots, slot_of, ids, hidden, activation, embedding, width, top_k),
             shared=staged_bytes(embedding, 1),
         )
         tile = Tile.of(pool.down_type, width, most_warps=max(1, min(16, _DOWN_WARPS // top_k)))
