@@ -18,10 +18,21 @@ from .test_simulated import planned
 pytestmark = NEEDED
 
 
-@pytest.mark.parametrize(("kv", "slots"), [("int8", None), ("f16", 3)])
-def test_the_logits_are_numpys(kv: str, slots: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tokens = np.load(GOLDEN / "qwen3moe-IQ3_S.npz")["tokens"][:13].tolist()
-    with open_gguf(GOLDEN / "qwen3moe-IQ3_S.gguf") as file:
+@pytest.mark.parametrize(
+    ("name", "kv", "slots"),
+    [
+        ("qwen3moe-IQ3_S", "int8", None),
+        ("qwen3moe-IQ3_S", "f16", 3),
+        ("qwen2moe", "f32", None),
+        ("olmoe", "f32", None),
+        ("granitemoe-shared", "f32", None),
+    ],
+)
+def test_the_logits_are_numpys(
+    name: str, kv: str, slots: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tokens = np.load(GOLDEN / f"{name}.npz")["tokens"][:13].tolist()
+    with open_gguf(GOLDEN / f"{name}.gguf") as file:
         with Engine.load(file, planned_for_cpu(file, max_context=64, kv=kv)) as engine:
             expected = [engine.prefill(tokens[:9]).copy(), *(engine.decode(token).copy() for token in tokens[9:])]
         with (
@@ -30,5 +41,5 @@ def test_the_logits_are_numpys(kv: str, slots: int | None, monkeypatch: pytest.M
         ):
             found = [engine.prefill(tokens[:9]).copy(), *(engine.decode(token).copy() for token in tokens[9:])]
     errors = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(found, expected, strict=True)]
-    print(f"{kv}, {slots} slots: {max(errors):.1e}")
+    print(f"{name}, {kv}, {slots} slots: {max(errors):.1e}")
     assert max(errors) < 1e-4
