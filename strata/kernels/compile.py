@@ -26,6 +26,7 @@ from strata.errors import KernelError
 
 _SOURCES = Path(__file__).with_name("cuda")
 _HEADERS = ("common.cuh", "blocks.cuh", "gemv.cuh")
+_BUILT_ON = {"prompt_product": ("tensor.cuh",), "prompt_attention": ("tensor.cuh", "attention.cu")}  # in front of a family
 _OPTIONS = ("-std=c++17", "--ptxas-options=-v", "--no-cache")  # NVRTC's own cache would withhold what ptxas says
 
 
@@ -123,7 +124,8 @@ def cache_folder() -> Path:
 @cache
 def _program(family: str) -> str:
     """Return a family's whole program, its headers in front."""
-    texts = [_grid()] + [(_SOURCES / name).read_text() for name in (*_HEADERS, f"{family}.cu")]
+    names = (*_HEADERS, *_BUILT_ON.get(family, ()), f"{family}.cu")
+    texts = [_grid()] + [(_SOURCES / name).read_text() for name in names]
     return "\n".join(texts).replace("#pragma once", "")
 
 
