@@ -303,6 +303,12 @@ class CudaOps:
             shared=_staged(top_k * width, 1) + 4 * top_k * tile.warps * _TILE_ROWS,
         )
 
+    def launch(
+        self, family: str, expression: str, grid: tuple[int, ...], threads: int, *values: Any, shared: int = 0
+    ) -> None:
+        """Launch a kernel of ``cuda/<family>.cu`` with `shared` bytes of dynamic shared memory."""
+        self._launch(family, expression, grid, threads, *values, shared=shared)
+
     def _project(
         self,
         x: Array,

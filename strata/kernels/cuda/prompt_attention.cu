@@ -4,7 +4,7 @@
 template <int D, class Kv>
 struct Cells {
   static constexpr int kHalves = sizeof(typename Kv::Cell) / 2;  // an f32 cell goes in two halves, high and low
-  static constexpr int kCount = D * kHalves <= 128 ? 64 : D * kHalves <= 256 ? 32 : 16;
+  static constexpr int kCount = D > 128 ? 16 : D * kHalves > 128 ? 32 : 64;
   static constexpr int kWarps = D > 128 ? 2 : 4;  // of 16 rows each
 };
 
@@ -12,7 +12,7 @@ struct Cells {
 // kWarps * 16 rows of one KV head; q, multiplied by scale * log2(e), and the probabilities go in two halves. Later rows,
 // which have more cells, start first. Grid: (row blocks, G).
 template <int D, bool kNeox, class Kv, int kStages>
-__global__ void __launch_bounds__(Cells<D, Kv>::kWarps* kWarp)
+__global__ void __launch_bounds__(Cells<D, Kv>::kWarps* kWarp, 1)
     prompt_attend(const Heads h, const int* position, const typename Kv::Cell* keys, const typename Kv::Cell* values,
                   float scale, float* out, int tokens) {
   using Cell = typename Kv::Cell;
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(Cells<D, Kv>::kWarps* kWarp)
     __syncthreads();
     const uint4 *key = tiles + step % kStages * 2 * kHalves * kTile, *value = key + kHalves * kTile;
     float s[kCells / 8][4] = {};
-#pragma unroll
+#pragma unroll 2
     for (int k = 0; k < D / 16; k++) {
       u32 a[2][4];
 #pragma unroll

@@ -139,7 +139,7 @@ struct Share {
 // Grid: (blocks of kRows results, of kRows / 2 gated ones; tiles of BM rows). A warp has BM / 2 rows by 32 results; of a
 // gated product 16 of the gate and the same 16 of up.
 template <class B, bool kGated, int BM>
-__global__ void __launch_bounds__(kProductThreads, BM >= 128 ? 1 : 2) prompt_product(const Product p) {
+__global__ void __launch_bounds__(kProductThreads, BM >= 128 || !B::kLean ? 1 : 2) prompt_product(const Product p) {
   using S = Stage<B, BM>;
   constexpr int kM = BM / 32, kN = 4, kGroups = B::kCoded ? kStep / B::kSubLen : 4, kParts = kStep / 16 / kGroups;
   extern __shared__ uint4 shared[];
