@@ -19,6 +19,9 @@ from strata.kernels.ops import ExpertWave, KvLayer
 from strata.runtime.models import Decoder, build_model, load_config
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden"
+# The golden models: both backends are held against every one.
+FLOAT = ["qwen3moe", "llama", "olmoe", "granitemoe", "granitemoe-shared", "qwen2moe"]
+QUANTISED = [f"qwen3moe-{kind}" for kind in ("Q4_K", "Q6_K", "IQ3_S", "IQ4_XS", "Q8_0", "MXFP4")]
 DTYPES: dict[str, DTypeLike] = {"f16": np.float16, "f32": np.float32, "i32": np.int32}
 
 

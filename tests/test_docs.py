@@ -40,3 +40,9 @@ def test_pages_count_checks_and_recorded_machines_right() -> None:
     ]
     assert [page for page, number, noun in said if number != counts[noun]] == []
     assert {("README.md", noun) for noun in counts} <= {(page, noun) for page, _, noun in said}
+
+
+def test_the_index_names_every_page() -> None:
+    docs = REPO / "docs"
+    named = set(re.findall(r"\]\(([^)]+)\)", (docs / "README.md").read_text(encoding="utf-8")))
+    assert named == {page.name for page in docs.iterdir() if page.suffix in (".md", ".json") and page.stem != "README"}

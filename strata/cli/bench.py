@@ -51,7 +51,7 @@ def bench_model(request: BenchRequest, options: PlanOptions) -> None:
     model = open_model(request.model)
     with model.file, RunLog(log_folder(), warn=warn) as log:
         load_config(model.file)
-        facts = take_facts(model.file.path)
+        facts = take_facts(model.file.path, options)
         log.event("start", versions=versions(), facts_sha256=fingerprint(facts))
         if options.max_context is None:
             options = msgspec.structs.replace(options, max_context=bench.context)

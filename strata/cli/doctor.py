@@ -60,7 +60,7 @@ def examine(request: DoctorRequest, options: PlanOptions) -> None:
     if request.deep:
         _require_what_deep_needs(request)
     opened = open_model(request.model, header_only=True) if request.model else None
-    facts = take_facts(opened.file.path if opened else None, request.facts_file, gpu=options.gpu)
+    facts = take_facts(opened.file.path if opened else None, options, request.facts_file)
     measured = None
     if request.deep and opened:
         measured = _measure_deep(facts, opened, options)

@@ -105,7 +105,7 @@ def load(model: OpenModel, plan: AllocationPlan, options: PlanOptions, log: RunL
     facts: list[Facts] = []  # as they are after the refusal, taken once
 
     def plan_again(retry: Retry) -> AllocationPlan:
-        facts[:] = facts or [take_facts(model.file.path)]
+        facts[:] = facts or [take_facts(model.file.path, retry.options)]
         return make_plan(facts[0], model.facts, retry.options)
 
     return load_on_device(

@@ -165,7 +165,7 @@ def plan_options(
     pinned_budget: Annotated[int | None, size_option("--pinned-budget", "All that may be page-locked.")] = None,
     vram_reserve_mib: Annotated[
         int | None,
-        _memory("--vram-reserve-mib", "N", "MiB of VRAM to leave free. [default: by the facts, 256 to 1280]", 0),
+        _memory("--vram-reserve-mib", "N", "MiB of VRAM to leave free. \\[default: by the facts, 256 to 1280]", 0),
     ] = None,
     expert_cache: Annotated[int | None, _auto("--expert-cache", "Expert slots to keep ready.")] = None,
     prefill: Annotated[int | None, _auto("--prefill", "Tokens of the largest prompt chunk.")] = None,

@@ -68,7 +68,7 @@ def show_plan(
         facts, options, assumed = machine.facts, machine.options, machine.notes
     elif imagined is None:
         _refuse_card_alone(options)
-        facts = take_facts(opened.file.path, facts_file, gpu=options.gpu)
+        facts = take_facts(opened.file.path, options, facts_file)
     else:
         facts, assumed = _imagine(imagined, options, facts_file)
         options = msgspec.structs.replace(options, gpu=None, device="cuda")

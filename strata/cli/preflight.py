@@ -54,8 +54,18 @@ def open_model(model: str, *, header_only: bool = False) -> OpenModel:
     return OpenModel(file, read_model_facts(file))
 
 
-def take_facts(model: Path | None = None, recorded: Path | None = None, *, gpu: str | None = None) -> Facts:
-    """Probe this machine, or read the facts that were recorded on another; `gpu` is what --gpu names."""
+def take_facts(model: Path | None, options: PlanOptions, recorded: Path | None = None) -> Facts:
+    """Probe this machine, or read the facts that were recorded on another.
+
+    Parameters
+    ----------
+    model : Path or None
+        The file whose disk is measured.
+    options : PlanOptions
+        Those that the plan is made with: page-locking and copies are measured with the GPU that --gpu names.
+    recorded : Path, optional
+        Facts to read instead.
+    """
     if recorded is not None:
         from strata.doctor.facts_io import read_facts
 
@@ -66,7 +76,22 @@ def take_facts(model: Path | None = None, recorded: Path | None = None, *, gpu: 
         watch = GatherWatch(
             started=lambda groups, limit_s: now(f"checking the machine: {', '.join(groups)} (at most {limit_s:.0f} s)")
         )
-        return gather(GatherOptions(model=model, gpu=gpu), watch)
+        return gather(GatherOptions(model=model, gpu=options.gpu), watch)
+
+
+def made_with(options: PlanOptions, saved: Path | None) -> PlanOptions:
+    """Return the options that the plan to follow is made with: a saved plan's own, else those that were typed.
+
+    Raises
+    ------
+    UsageError, PlanMismatch
+        The saved plan cannot be read.
+    """
+    if saved is None:
+        return options
+    from strata.doctor.plan_io import load_plan
+
+    return load_plan(saved).options
 
 
 def with_last_run(facts: Facts) -> Facts:
@@ -105,7 +130,7 @@ def make_or_load_plan(
 
     plan = load_plan(saved)
     _refuse_other_options(options, plan, saved)
-    return plan, tuple(check_saved(plan, facts, model))
+    return check_saved(plan, facts, model)
 
 
 def with_notes(plan: AllocationPlan, notes: tuple[str, ...]) -> AllocationPlan:

@@ -110,7 +110,7 @@ def _plan_again(model: OpenModel, plan: AllocationPlan, granted: int) -> Allocat
     options: PlanOptions = msgspec.structs.replace(
         plan.options, max_context=plan.context, kv=plan.kv, ram_budget_bytes=granted
     )
-    second = make_plan(take_facts(model.file.path), model.facts, options)
+    second = make_plan(take_facts(model.file.path, options), model.facts, options)
     # More of a budget is no way out: the system refused what lies beyond it.
     changes = tuple(change for change in second.changes if "--ram-budget" not in change.option and change.option)
     return msgspec.structs.replace(second, changes=changes)

@@ -25,7 +25,7 @@ def write_report(model: str | None, options: PlanOptions, folder: Path, *, json:
     from strata.runtime.runlog import log_folder, run_logs
 
     opened = open_model(model, header_only=True) if model else None
-    facts = with_last_run(take_facts(opened.file.path if opened else None, gpu=options.gpu))
+    facts = with_last_run(take_facts(opened.file.path if opened else None, options))
     plan = None
     if opened:
         try:

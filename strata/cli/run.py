@@ -12,6 +12,7 @@ from strata.cli.loading import load, plan_to_run, show_plan, versions
 from strata.cli.output import err, say, stop, warn
 from strata.cli.preflight import (
     OpenModel,
+    made_with,
     open_model,
     require_feasible,
     take_facts,
@@ -81,7 +82,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         if simulated:
             facts, options = simulated.facts, simulated.options
         else:
-            facts = take_facts(model.file.path, gpu=options.gpu)
+            facts = take_facts(model.file.path, made_with(options, request.plan_file))
         log.event("start", versions=versions(), facts_sha256=fingerprint(facts))
         plan, notes = plan_to_run(model, facts, options, request.plan_file)
         if simulated:

@@ -41,6 +41,7 @@ class Backend(Protocol):
     experts: ExpertSizes
     limits: Limits
     notes: tuple[str, ...]
+    measured_lines: tuple[str, ...]  # ids of lines that are as large as the facts say, not as the plan chose
 
     @property
     def speeds(self) -> Speeds:

@@ -50,6 +50,7 @@ class CudaBackend:
         HostChoice(Tier.PAGEABLE, Tier.PAGEABLE),
         HostChoice(Tier.FILE, Tier.PAGEABLE),
     )
+    measured_lines: tuple[str, ...] = ("context", "modules", "graphs")
 
     def __init__(self, facts: Facts, model: ModelFacts, options: PlanOptions) -> None:
         self._gpu = choose_gpu(facts, options.gpu)

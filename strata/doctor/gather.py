@@ -181,10 +181,10 @@ class _Gathering:
 
     def _find_device(self) -> int:
         """Return CUDA's number of the GPU that the pinned and speed probes use."""
-        wanted, cuda = self._options.gpu, self._probes["cuda"].value
-        for device in cuda.devices if wanted is not None and cuda is not None else ():
+        wanted, cuda = (self._options.gpu or "").lower(), self._probes["cuda"].value
+        for device in cuda.devices if cuda is not None else ():
             index = device.ordinal if device.nvml_index is None else device.nvml_index
-            if wanted in (str(index), device.uuid):
+            if wanted in (str(index), device.uuid and device.uuid.lower()):
                 return int(device.ordinal)
         return self._options.device
 

@@ -42,6 +42,7 @@ class NumpyBackend:
     """Implements `candidates.Backend`."""
 
     kv_types: tuple[str, ...] = ("f32", "f16")
+    measured_lines: tuple[str, ...] = ()
     chunks: tuple[int, ...] = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
     host_choices: tuple[HostChoice, ...] = (
         HostChoice(Tier.PAGEABLE, Tier.PAGEABLE),

@@ -13,7 +13,7 @@ from strata.doctor.candidates import Backend, HostChoice
 from strata.doctor.facts import Facts
 from strata.doctor.files import write_files
 from strata.doctor.invariants import broken
-from strata.doctor.plan import SCHEMA_VERSION, AllocationPlan, Tier
+from strata.doctor.plan import SCHEMA_VERSION, AllocationPlan, Reservation, Tier
 from strata.doctor.planner import backend_for
 from strata.doctor.request import Request
 from strata.doctor.units import size
@@ -68,13 +68,15 @@ def load_plan(path: Path) -> AllocationPlan:
         raise PlanMismatch(asked, f"a field is wrong: {error}", f"Correct it, or make a new one. {_AGAIN}") from error
 
 
-def _too_small(plan: AllocationPlan, backend: Backend) -> Iterator[str]:
-    """Say which lines hold less than the runtime takes by this plan's choices, or lie elsewhere."""
+def _contradiction(plan: AllocationPlan, backend: Backend) -> str | None:
+    """Say what this plan chose that cannot be chosen for this model here, if anything."""
     if plan.experts.total != backend.experts.total:
-        yield f"it counts {plan.experts.total} experts, and the model has {backend.experts.total}"
-    if plan.kv not in backend.kv_types:
-        yield f"the KV cache cannot be {plan.kv} here"
-        return
+        return f"it counts {plan.experts.total} experts, and the model has {backend.experts.total}"
+    return None if plan.kv in backend.kv_types else f"the KV cache cannot be {plan.kv} here"
+
+
+def _needed(plan: AllocationPlan, backend: Backend) -> tuple[Reservation, ...]:
+    """Return the lines that the runtime takes by this plan's choices, as large as they are here and now."""
     lie = {line.id: line.tier for line in plan.reservations}
     leanest = backend.host_choices[-1]
     staging = lie.get("staging_ring", lie.get("host_io", leanest.staging))  # a model that fits has no ring
@@ -86,9 +88,15 @@ def _too_small(plan: AllocationPlan, backend: Backend) -> Iterator[str]:
         slots=plan.experts.slots,
         threads=plan.threads,
     )
+    e = plan.experts
     fixed = backend.fixed_lines(request, plan.chunk, host)
-    e, names = plan.experts, tier_names(plan)
-    for needed in fixed + backend.expert_lines(e.slots, e.pinned, e.pageable):
+    return fixed + backend.expert_lines(e.slots, e.pinned, e.pageable)
+
+
+def _too_small(plan: AllocationPlan, lines: tuple[Reservation, ...]) -> Iterator[str]:
+    """Say which lines hold less than the runtime takes, or lie elsewhere."""
+    names = tier_names(plan)
+    for needed in lines:
         line = plan.line(needed.id)
         if line is not None and line.tier is not needed.tier:
             yield f'"{needed.id}" belongs into the tier "{needed.tier}" and the plan has it in "{line.tier}"'
@@ -101,7 +109,22 @@ class _Versioned(msgspec.Struct):
     schema_version: int
 
 
-def check_saved(plan: AllocationPlan, facts: Facts, model: ModelFacts) -> tuple[str, ...]:
+def _as_measured(plan: AllocationPlan, needed: tuple[Reservation, ...], backend: Backend) -> AllocationPlan:
+    """Charge what the facts say now for lines that the runtime does not take itself, such as the CUDA context."""
+    now = {line.id: line for line in needed if line.id in backend.measured_lines}
+    lines = tuple(
+        msgspec.structs.replace(line, bytes=now[line.id].bytes, formula=now[line.id].formula)
+        if line.id in now and line.bytes < now[line.id].bytes
+        else line
+        for line in plan.reservations
+    )
+    if lines == plan.reservations:
+        return plan
+    limits = backend.limits
+    return msgspec.structs.replace(plan, reservations=lines, budgets=limits.budgets, shared=limits.shared)
+
+
+def check_saved(plan: AllocationPlan, facts: Facts, model: ModelFacts) -> tuple[AllocationPlan, tuple[str, ...]]:
     """Check a saved plan against this machine and model before it is followed.
 
     Parameters
@@ -115,7 +138,9 @@ def check_saved(plan: AllocationPlan, facts: Facts, model: ModelFacts) -> tuple[
 
     Returns
     -------
-    tuple of str
+    plan : AllocationPlan
+        The one to follow: the same, but for measured lines that have grown since and still fit.
+    notes : tuple of str
         What has changed and does not matter, as sentences.
 
     Raises
@@ -136,16 +161,26 @@ def check_saved(plan: AllocationPlan, facts: Facts, model: ModelFacts) -> tuple[
     if (device.backend, device.id) != (plan.device.backend, plan.device.id):
         planned, here = (f"{each.name} ({each.backend}, {each.id})" for each in (plan.device, device))
         raise PlanMismatch(asked, f"it is for {planned}, and here is {here}", _AGAIN)
-    if too_small := next(_too_small(plan, backend), None):
+    if contradiction := _contradiction(plan, backend):
+        raise PlanMismatch(asked, contradiction, _AGAIN)
+    needed = _needed(plan, backend)
+    followed = _as_measured(plan, needed, backend)
+    if too_small := next(_too_small(followed, needed), None):
         raise PlanMismatch(asked, too_small, _AGAIN)
+    grown = [(old, new) for old, new in zip(plan.reservations, followed.reservations, strict=True) if old != new]
+    plan = followed
     used = {tier: plan.planned_bytes(tier) for tier in Tier}
     for bound in backend.limits.bounds():
         if (over := -bound.left(used)) > 0:
             found = f"{size(over)} of {bound.name} that it needs are not free now"
             raise PlanMismatch(asked, found, f"Close other programs. {_AGAIN}")
     notes = list(backend.limits.notes)
+    notes += [
+        f"{new.what[0].upper()}{new.what[1:]} took {size(old.bytes)} when the plan was made, and {size(new.bytes)} now."
+        for old, new in grown
+    ]
     if plan.strata_version != __version__:
         notes.append(f"The plan was made by Strata {plan.strata_version}; this is {__version__}.")
     if plan.device.name != device.name:
         notes.append(f"The plan calls the device {plan.device.name}; it is {device.name} now.")
-    return tuple(notes)
+    return plan, tuple(notes)

@@ -91,6 +91,7 @@ class SimulatedBackend(NumpyBackend):
     """Implements `candidates.Backend`."""
 
     host_choices: tuple[HostChoice, ...] = CudaBackend.host_choices
+    measured_lines: tuple[str, ...] = ("context",)
 
     def __init__(self, facts: Facts, model: ModelFacts, options: PlanOptions) -> None:
         # The numpy backend's own limits are not used; --vram-reserve-mib means nothing to it.

@@ -83,8 +83,10 @@ def workspace(model: ModelFacts, chunk: int) -> tuple[BufferSpec, ...]:
             BufferSpec("ops.logits", (tokens, model.experts)),
             BufferSpec("ops.activation", (tokens * model.top_k, model.expert_width)),
         ]
-    else:
-        buffers += [BufferSpec(f"ops.{name}", (tokens, model.feed_forward)) for name in ("gate", "up")]
+    width = model.shared_width if model.experts else model.feed_forward
+    if width:
+        buffers += [BufferSpec(f"ops.{name}", (tokens, width)) for name in ("gate", "up")]
+        buffers.append(BufferSpec("ops.share", (tokens,)))
     return tuple(buffers)
 
 

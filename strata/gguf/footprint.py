@@ -96,11 +96,9 @@ def workspace(model: ModelFacts, chunk: int, kv: str, threads: int) -> tuple[Buf
             BufferSpec("ops.expert_gate_up", (threads, rows, 2 * model.expert_width)),
             BufferSpec("ops.expert_activation", (threads, rows, model.expert_width)),
         ]
-    else:
-        buffers += [
-            BufferSpec("ops.gate_up", (2, tokens, model.feed_forward)),
-            BufferSpec("ops.activation", (tokens, model.feed_forward)),
-        ]
+    width = model.shared_width if model.experts else model.feed_forward
+    if width:
+        buffers += [BufferSpec("ops.gate_up", (2, tokens, width)), BufferSpec("ops.activation", (tokens, width))]
     return tuple(buffers)
 
 

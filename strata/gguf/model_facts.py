@@ -41,7 +41,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Names follow the GGUF keys: `embedding` is hidden size E, `heads` H, `kv_heads` KV per layer (0 where a
     layer keeps no KV cache), `key_length` and `value_length` per head, `experts` N, `top_k` K,
-    `expert_width` F, `feed_forward` the dense width.
+    `expert_width` F, `shared_width` that of the expert that every token takes (0 where there is none),
+    `feed_forward` the dense width.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     quant_types: tuple[str, ...]  # every type that occurs
     recurrent_state_bytes: int = 0  # of one sequence, float32: linear attention's states and convolution windows
     index_values: int = 0  # that a sparse attention caches for a token beside keys and values, over all layers
+    shared_width: int = 0
     row_tables: TensorGroup = TensorGroup()  # read by the row, as the embedding is, but inside the layers
     draft: TensorGroup = TensorGroup()  # layers that only guess the next tokens; `layers` does not count them
 
@@ -130,7 +132,7 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
         feed_forward=feed_forward,
         experts=experts,
         top_k=top_k,
-        expert_width=keys.number("expert_feed_forward_length", feed_forward) if experts else 0,
+        expert_width=keys.number("expert_feed_forward_length", _width(file, "exps", feed_forward)) if experts else 0,
         tied_head=tied_head,
         embedding_table=embedding_table,
         head=embedding_table if tied_head else _group([by_name["output.weight"]]),
@@ -139,6 +141,7 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
         quant_types=tuple(sorted({tensor.type.name for tensor in by_name.values()})),
         recurrent_state_bytes=_recurrent_state_bytes(keys, file, layers),
         index_values=_index_values(keys, file, layers),
+        shared_width=keys.number("expert_shared_feed_forward_length", _width(file, "shexp", 0)),
         row_tables=_group(row_tables),
         draft=_group(draft),
     )
@@ -150,6 +153,12 @@ def _group(tensors: Sequence[TensorInfo]) -> TensorGroup:
         elements=sum(tensor.elements for tensor in tensors),
         bytes=sum(tensor.nbytes for tensor in tensors),
     )
+
+
+def _width(file: GGUFFile, kind: str, default: int) -> int:
+    """Width of the first expert of a kind, for files that have no key for it."""
+    down = (tensor for name, tensor in file.tensors.items() if name.endswith(f".ffn_down_{kind}.weight"))
+    return next((tensor.shape[0] for tensor in down), default)
 
 
 def _kv_heads(keys: ArchitectureKeys, file: GGUFFile, blocks: int, heads: int) -> tuple[int, ...]:

@@ -57,6 +57,7 @@ class _Segment(ctypes.Structure):
     _fields_ = (
         ("weight", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
         ("rows", ctypes.c_int),
         ("tile", ctypes.c_int),
         ("first_block", ctypes.c_int),
@@ -66,6 +67,19 @@ class _Segment(ctypes.Structure):
 
 class _Segments(ctypes.Structure):
     _fields_ = (("at", _Segment * 4), ("count", ctypes.c_int), ("blocks", ctypes.c_int))
+
+
+class _NormedRows(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+        ("width", ctypes.c_int),
+        ("unused", ctypes.c_int),
+    )
+
+
+class _NormedPair(ctypes.Structure):
+    _fields_ = (("at", _NormedRows * 2),)
 
 
 class _Heads(ctypes.Structure):
@@ -87,6 +101,7 @@ class _Choice(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "slot_of", "ids", "slots", "weights")),
         *((name, ctypes.c_int) for name in ("n", "top_k", "normalise")),
+        ("scale", ctypes.c_float),
     )
 
 
@@ -109,8 +124,8 @@ class CudaOps:
     ----------
     scratch : mapping of str to Array
         ``partial`` float32 (see `cuda_layout.partial_size`), ``counters`` uint32 zeros, ``logits`` float32 [T, N],
-        ``activation`` float32 [T * K, F]; for a dense model ``gate`` and ``up``, float32 [T, its width]; each for the
-        largest T. To sample, ``maxima`` uint32 [V / 64, rounded up].
+        ``activation`` float32 [T * K, F]; for a dense model or a shared expert ``gate`` and ``up``, float32 [T, its
+        width], and ``share`` float32 [T]; each for the largest T. To sample, ``maxima`` uint32 [V / 64, rounded up].
     cache : Path, optional
         Where compiled kernels are kept.
     """
@@ -141,9 +156,9 @@ class CudaOps:
         while self._kernels:
             self._kernels.popitem()[1].unload()
 
-    def embed(self, table: CudaWeight, tokens: Array, out: Array) -> None:
+    def embed(self, table: CudaWeight, tokens: Array, out: Array, *, scale: float = 1.0) -> None:
         """See `strata.kernels.ops.Ops.embed`."""
-        self._gather(table, tokens, len(tokens), out)
+        self._gather(table, tokens, len(tokens), out, scale)
 
     def dequantise(self, weight: CudaWeight, out: Array) -> None:
         """Write all of `weight` as float32 [rows, columns]."""
@@ -173,25 +188,59 @@ class CudaOps:
         self._launch("layout", "to_planes", grid, 256, ctypes.c_void_p(source), out, *numbers, planes)
 
     def norm_project(
-        self, x: Array, norm: Array, eps: float, weights: Sequence[CudaWeight], outs: Sequence[Array]
+        self,
+        x: Array,
+        norm: Array,
+        eps: float,
+        weights: Sequence[CudaWeight],
+        outs: Sequence[Array],
+        biases: Sequence[Array] | None = None,
     ) -> None:
         """See `strata.kernels.ops.Ops.norm_project`."""
-        self._project(x, norm, eps, weights, outs, add=False)
+        self._project(x, norm, eps, weights, outs, biases=biases)
 
-    def project_add(self, x: Array, weight: CudaWeight, residual: Array) -> None:
+    def norm_rows(self, rows: Sequence[Array], norms: Sequence[Array], eps: float) -> None:
+        """See `strata.kernels.ops.Ops.norm_rows`."""
+        pair = _NormedPair()
+        for i, (x, norm) in enumerate(zip(rows, norms, strict=True)):
+            pair.at[i] = _NormedRows(_pointer(x), _pointer(norm), x.shape[1])
+        self._launch("norm", "norm_rows", (len(rows), len(rows[0])), 256, pair, eps)
+
+    def project_add(self, x: Array, weight: CudaWeight, residual: Array, *, scale: float = 1.0) -> None:
         """See `strata.kernels.ops.Ops.project_add`."""
-        self._project(x, None, 0.0, [weight], [residual], add=True)
+        self._project(x, None, 0.0, [weight], [residual], onto="kResidual", scale=scale)
 
     def dense_ffn(self, x: Array, norm: Array, eps: float, gate: CudaWeight, up: CudaWeight, down: CudaWeight) -> None:
         """See `strata.kernels.ops.Ops.dense_ffn`."""
         gates, ups = (self._scratch[name][: len(x)] for name in ("gate", "up"))
-        self._project(x, norm, eps, [gate, up], [gates, ups], add=False)
-        self._launch("project", "gated", (-(-gates.size // 256),), 256, gates, ups, int(gates.size))
-        self._project(gates, None, 0.0, [down], [x], add=True)
+        self._project(x, norm, eps, [gate, up], [gates, ups])
+        self._gate(gates, ups, None)
+        self.project_add(gates, down, x)
 
-    def head(self, x: Array, norm: Array, eps: float, weight: CudaWeight, logits: Array) -> None:
+    def shared_ffn(
+        self,
+        hidden: Array,
+        share: Array | None,
+        gate: CudaWeight,
+        up: CudaWeight,
+        down: CudaWeight,
+        residual: Array,
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        """See `strata.kernels.ops.Ops.shared_ffn`; s is multiplied in before `down`, not after it."""
+        gates, ups, shares = (self._scratch[name][: len(hidden)] for name in ("gate", "up", "share"))
+        weights, outs = [gate, up], [gates, ups]
+        if share is not None:
+            weights.append(CudaWeight(share, "F32", 1, len(share)))
+            outs.append(shares)
+        self._project(hidden, None, 0.0, weights, outs)
+        self._gate(gates, ups, None if share is None else shares)
+        self.project_add(gates, down, residual, scale=scale)
+
+    def head(self, x: Array, norm: Array, eps: float, weight: CudaWeight, logits: Array, *, scale: float = 1.0) -> None:
         """See `strata.kernels.ops.Ops.head`."""
-        self._project(x, norm, eps, [weight], [logits], add=False)
+        self._project(x, norm, eps, [weight], [logits], scale=scale)
 
     def sample(self, logits: Array, sampling: Array, token: Array, position: Array, chosen: Array) -> None:
         """Choose the token after `position` from float32 logits [1, V], and go on to it.
@@ -253,12 +302,14 @@ class CudaOps:
         weights: Array,
         slots: Array | None = None,
         slot_of: Array | None = None,
+        *,
+        scale: float = 1.0,
     ) -> None:
         """See `strata.kernels.ops.Ops.route`; `slots` [T, K], if given, becomes `slot_of` of `ids`, or `ids` itself."""
         slots = ids if slots is None else slots
         tokens, embedding = x.shape
         pointers = (_pointer(each) for each in (self._scratch["logits"], slot_of, ids, slots, weights))
-        choice = _Choice(*pointers, router.rows, ids.shape[1], int(normalise))
+        choice = _Choice(*pointers, router.rows, ids.shape[1], int(normalise), scale)
         together = self._together(tokens, embedding)
         self._launch(
             "route",
@@ -316,7 +367,10 @@ class CudaOps:
         eps: float,
         weights: Sequence[CudaWeight],
         outs: Sequence[Array],
-        add: bool,
+        *,
+        onto: str = "kNothing",
+        biases: Sequence[Array] | None = None,
+        scale: float = 1.0,
     ) -> None:
         tokens, columns = x.shape
         tiles = [Tile.of(weight.type, columns) for weight in weights]
@@ -329,16 +383,17 @@ class CudaOps:
         segments = _Segments(count=len(weights), blocks=fit if walks else sum(blocks))
         first = 0
         for i, (weight, tile, out) in enumerate(zip(weights, tiles, outs, strict=True)):
-            segments.at[i] = _Segment(weight.data.data.ptr, out.data.ptr, weight.rows, kinds.index(tile), first)
+            bias = 0 if biases is None else _pointer(biases[i])
+            segments.at[i] = _Segment(weight.data.data.ptr, out.data.ptr, bias, weight.rows, kinds.index(tile), first)
             first += blocks[i]
         together = self._together(tokens, columns)
-        flags = f"{str(add).lower()},{str(walks).lower()}"
+        flags = f"{onto if biases is None else 'kBias'},{str(walks).lower()}"
         self._launch(
             "project",
             f"project<{flags},{together},{threads},{','.join(map(str, kinds))}>",
             (segments.blocks, -(-tokens // together)),
             threads,
-            *(segments, x, norm, eps, columns, tokens),
+            *(segments, x, norm, eps, scale, columns, tokens),
             shared=_staged(columns, together),
         )
 
@@ -349,14 +404,18 @@ class CudaOps:
             together -= 1
         return together
 
-    def _gather(self, table: CudaWeight, rows: Array | None, count: int, out: Array) -> None:
+    def _gate(self, gates: Array, ups: Array, share: Array | None) -> None:
+        numbers = int(gates.size), int(gates.shape[1])
+        self._launch("project", "gated", (-(-gates.size // 256),), 256, gates, ups, share, *numbers)
+
+    def _gather(self, table: CudaWeight, rows: Array | None, count: int, out: Array, scale: float = 1.0) -> None:
         units = table.columns // LAYOUTS[table.type].unit
         self._launch(
             "embed",
             f"gather_rows<{table.type}>",
             (-(-units // 128), count),
             128,
-            *(table.data, rows, out, table.rows, table.columns),
+            *(table.data, rows, out, table.rows, table.columns, scale),
         )
 
     def _launch(

@@ -44,3 +44,11 @@ def gated(gate: Floats, up: Floats, out: Floats) -> None:
     out += 1
     np.divide(gate, out, out=out)
     out *= up
+
+
+def sigmoid(x: Floats) -> Floats:
+    """Return ``1 / (1 + exp(-x))``: for a value a token, so it may allocate."""
+    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
+        result = np.exp(-x)
+    result += 1
+    return np.reciprocal(result, out=result)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from strata.kernels.dequant import dequantise
 from strata.kernels.numpy_attention import NumpyAttention
 from strata.kernels.numpy_experts import NumpyExperts
-from strata.kernels.numpy_math import Floats, gated, product, rms_norm
+from strata.kernels.numpy_math import Floats, gated, product, rms_norm, sigmoid
 from strata.kernels.numpy_weights import NumpySlots, QuantRows
 from strata.kernels.ops import ExpertWave, KvLayer, Rope, RopeStyle
 from strata.kernels.workers import WORTH_A_THREAD, Task, Workers
@@ -44,24 +44,38 @@ class NumpyOps:
         if "ops.router" in workspace:
             self._router = workspace["ops.router"]
             self._experts = NumpyExperts(workspace, self._workers)
-        else:
+        if "ops.gate_up" in workspace:
             self._gate, self._up = workspace["ops.gate_up"]
             self._activation = workspace["ops.activation"]
 
-    def embed(self, table: Floats | QuantRows, tokens: NDArray[np.int32], out: Floats) -> None:
+    def embed(self, table: Floats | QuantRows, tokens: NDArray[np.int32], out: Floats, *, scale: float = 1.0) -> None:
         """See `strata.kernels.ops.Ops.embed`."""
         if isinstance(table, QuantRows):
             dequantise(table.raw[tokens], table.type, out)
         else:
             np.take(table, tokens, axis=0, out=out)
+        _scale(out, scale)
 
     def norm_project(
-        self, x: Floats, norm: Floats, eps: float, weights: Sequence[Floats], outs: Sequence[Floats]
+        self,
+        x: Floats,
+        norm: Floats,
+        eps: float,
+        weights: Sequence[Floats],
+        outs: Sequence[Floats],
+        biases: Sequence[Floats] | None = None,
     ) -> None:
         """See `strata.kernels.ops.Ops.norm_project`."""
         normed = self._rows[: len(x)]
         rms_norm(x, norm, eps, normed)
         self._products(normed, weights, outs)
+        for out, bias in zip(outs, biases or (), strict=False):
+            out += bias
+
+    def norm_rows(self, rows: Sequence[Floats], norms: Sequence[Floats], eps: float) -> None:
+        """See `strata.kernels.ops.Ops.norm_rows`."""
+        for x, norm in zip(rows, norms, strict=True):
+            rms_norm(x, norm, eps, x)
 
     def attention(
         self,
@@ -105,11 +119,11 @@ class NumpyOps:
         """Attend over cells ``0 .. position + t``: attention's second half."""
         self._attention(q, kv, position, scale, out)
 
-    def project_add(self, x: Floats, weight: Floats, residual: Floats) -> None:
+    def project_add(self, x: Floats, weight: Floats, residual: Floats, *, scale: float = 1.0) -> None:
         """See `strata.kernels.ops.Ops.project_add`."""
         added = self._rows[: len(x)]
         self._products(x, [weight], [added])
-        residual += added
+        residual += _scale(added, scale)
 
     def dense_ffn(self, x: Floats, norm: Floats, eps: float, gate: Floats, up: Floats, down: Floats) -> None:
         """See `strata.kernels.ops.Ops.dense_ffn`."""
@@ -117,12 +131,37 @@ class NumpyOps:
         for start in range(0, len(x), block):
             tokens = x[start : start + block]
             rows = self._rows[: len(tokens)]
-            gates, ups, activation = (each[: len(tokens)] for each in (self._gate, self._up, self._activation))
             rms_norm(tokens, norm, eps, rows)
-            self._products(rows, [gate, up], [gates, ups])
-            gated(gates, ups, activation)
-            self._products(activation, [down], [rows])
+            self._products(self._gated(rows, gate, up), [down], [rows])
             tokens += rows
+
+    def shared_ffn(
+        self,
+        hidden: Floats,
+        share: Floats | None,
+        gate: Floats,
+        up: Floats,
+        down: Floats,
+        residual: Floats,
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        """See `strata.kernels.ops.Ops.shared_ffn`."""
+        block = len(self._activation)
+        for start in range(0, len(hidden), block):
+            tokens = hidden[start : start + block]
+            rows = self._rows[: len(tokens)]
+            self._products(self._gated(tokens, gate, up), [down], [rows])
+            if share is not None:
+                rows *= sigmoid(tokens @ share)[:, None]
+            residual[start : start + block] += _scale(rows, scale)
+
+    def _gated(self, rows: Floats, gate: Floats, up: Floats) -> Floats:
+        """Return ``silu(gate h) * up h`` of each row h, in scratch."""
+        gates, ups, activation = (each[: len(rows)] for each in (self._gate, self._up, self._activation))
+        self._products(rows, [gate, up], [gates, ups])
+        gated(gates, ups, activation)
+        return activation
 
     def route(
         self,
@@ -134,6 +173,8 @@ class NumpyOps:
         hidden: Floats,
         ids: NDArray[np.int32],
         weights: Floats,
+        *,
+        scale: float = 1.0,
     ) -> None:
         """See `strata.kernels.ops.Ops.route`."""
         rms_norm(x, norm, eps, hidden)
@@ -149,6 +190,7 @@ class NumpyOps:
         # Dividing by the sum over all N first would cancel out when the K weights are made to sum to 1.
         among = weights if normalise else np.exp(np.subtract(highest, logits, out=logits), out=logits)
         weights /= among.sum(axis=-1, keepdims=True)
+        _scale(weights, scale)
 
     def expert_ffn(self, hidden: Floats, slots: NumpySlots, wave: ExpertWave, results: Floats) -> None:
         """See `strata.kernels.ops.WaveOps.expert_ffn`."""
@@ -159,9 +201,10 @@ class NumpyOps:
         results *= weights[..., None]
         residual += results.sum(axis=1, out=self._rows[: len(residual)])  # whole rows are added one after another
 
-    def head(self, x: Floats, norm: Floats, eps: float, weight: Floats, logits: Floats) -> None:
+    def head(self, x: Floats, norm: Floats, eps: float, weight: Floats, logits: Floats, *, scale: float = 1.0) -> None:
         """See `strata.kernels.ops.Ops.head`."""
         self.norm_project(x, norm, eps, [weight], [logits])
+        _scale(logits, scale)
 
     def _products(self, x: Floats, weights: Sequence[Floats], outs: Sequence[Floats]) -> None:
         """``outs[i] = x @ weights[i].T``: small ones right here, large ones in pieces of whole weight rows."""
@@ -204,6 +247,13 @@ class NumpyOps:
         first -= onto_first
         second *= turns.real
         second += onto_second
+
+
+def _scale(x: Floats, scale: float) -> Floats:
+    """Multiply in place; most models have no scales."""
+    if scale != 1.0:
+        x *= np.float32(scale)
+    return x
 
 
 def _product_piece(x: Floats, weight: Floats, out: Floats, worker: int) -> None:

@@ -70,13 +70,22 @@ class ExpertWave:
 class Ops(Protocol):
     """Every operation the architectures need. See `numpy_ops.NumpyOps` for the exact arithmetic."""
 
-    def embed(self, table: Weight, tokens: Array, out: Array) -> None:
-        """``out[t] = table[tokens[t]]``; out [T, E]."""
+    def embed(self, table: Weight, tokens: Array, out: Array, *, scale: float = 1.0) -> None:
+        """``out[t] = scale * table[tokens[t]]``; out [T, E]."""
 
     def norm_project(
-        self, x: Array, norm: Weight, eps: float, weights: Sequence[Weight], outs: Sequence[Array]
+        self,
+        x: Array,
+        norm: Weight,
+        eps: float,
+        weights: Sequence[Weight],
+        outs: Sequence[Array],
+        biases: Sequence[Weight] | None = None,
     ) -> None:
-        """RMS-norm `x` [T, E] by `norm`, then ``outs[i] = normed @ weights[i].T`` for each weight."""
+        """RMS-norm `x` [T, E] by `norm`, then ``outs[i] = normed @ weights[i].T + biases[i]`` for each weight."""
+
+    def norm_rows(self, rows: Sequence[Array], norms: Sequence[Weight], eps: float) -> None:
+        """RMS-norm each of one or two arrays [T, its width] by a norm of that width, in place."""
 
     def attention(
         self,
@@ -97,11 +106,27 @@ class Ops(Protocol):
         when `norms` is given, then both rotated; k and v go to cells `position` onwards of `kv`; out [T, H, Dv].
         """
 
-    def project_add(self, x: Array, weight: Weight, residual: Array) -> None:
-        """``residual += x @ weight.T``."""
+    def project_add(self, x: Array, weight: Weight, residual: Array, *, scale: float = 1.0) -> None:
+        """``residual += scale * (x @ weight.T)``."""
 
     def dense_ffn(self, x: Array, norm: Weight, eps: float, gate: Weight, up: Weight, down: Weight) -> None:
         """``x += down(silu(gate h) * up h)`` with ``h = rms(x, norm)``; x [T, E] is the residual stream."""
+
+    def shared_ffn(
+        self,
+        hidden: Array,
+        share: Weight | None,
+        gate: Weight,
+        up: Weight,
+        down: Weight,
+        residual: Array,
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        """Add an expert that every token takes: ``residual += scale * s * down(silu(gate h) * up h)``.
+
+        `hidden` [T, E] has the rows h, as `route` writes them; s is ``sigmoid(h @ share)`` with `share` [E], or 1.
+        """
 
     def route(
         self,
@@ -113,15 +138,17 @@ class Ops(Protocol):
         hidden: Array,
         ids: Array,
         weights: Array,
+        *,
+        scale: float = 1.0,
     ) -> None:
         """Choose the experts: softmax over all N router logits, top-k, best first, ties to the lower index.
 
         Writes ``hidden = rms(x, norm)`` [T, E], `ids` int32 [T, K] and `weights` float32 [T, K]; with
-        `normalise` the K weights are divided by their sum.
+        `normalise` the K weights are divided by their sum. Either way they are then multiplied by `scale`.
         """
 
-    def head(self, x: Array, norm: Weight, eps: float, weight: Weight, logits: Array) -> None:
-        """``logits = rms(x, norm) @ weight.T``; x [T, E], logits [T, V]."""
+    def head(self, x: Array, norm: Weight, eps: float, weight: Weight, logits: Array, *, scale: float = 1.0) -> None:
+        """``logits = scale * (rms(x, norm) @ weight.T)``; x [T, E], logits [T, V]."""
 
 
 class WaveOps(Ops, Protocol):

@@ -36,7 +36,7 @@ from strata.cli.app import app
 from strata.doctor.facts import CudaDevice, CudaFacts, Probe, ProbeStatus
 from tests.doctor.machines_with_gpus import gpu_machine
 
-def facts(model, recorded, gpu):
+def facts(model, options, recorded):
     machine = gpu_machine(name="Simulated", vram_total=2 << 30, vram_free=2000 << 20, ram=8 << 30, cuda=card)
     cuda = CudaFacts(devices=(card,), kernel_ok=True, cupy_packages={"cupy-cuda13x": "14.2.0"}, nvrtc_max_arch=120)
     return msgspec.structs.replace(machine, cuda=Probe(status=ProbeStatus.OK, value=cuda))

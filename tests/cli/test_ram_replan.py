@@ -46,7 +46,7 @@ def system(monkeypatch: pytest.MonkeyPatch) -> Refusing:
     monkeypatch.setattr(CountedBlock, "alive", 0)
     monkeypatch.setattr(CountedBlock, "alive_bytes", 0)
     monkeypatch.setattr(memory, "HostBlock", system.take)
-    monkeypatch.setattr(ram_replan, "take_facts", lambda path: machine())
+    monkeypatch.setattr(ram_replan, "take_facts", lambda path, options: machine())
     monkeypatch.setattr(process_memory, "mappable_bytes", lambda most: 0)
     return system
 

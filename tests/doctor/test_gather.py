@@ -265,7 +265,9 @@ def test_what_runs_and_for_how_long_at_most_is_told(monkeypatch: pytest.MonkeyPa
     assert all(limit >= max(module.TIME_LIMITS_S[group] for group in groups) for groups, limit in told)
 
 
-@pytest.mark.parametrize(("gpu", "ordinal"), [(None, 0), ("0", 1), ("1", 0), ("GPU-slow", 1), ("7", 0)])
+@pytest.mark.parametrize(
+    ("gpu", "ordinal"), [(None, 0), ("0", 1), ("1", 0), ("GPU-slow", 1), ("gpu-SLOW", 1), ("7", 0)]
+)
 def test_the_gpu_that_is_named_is_the_one_that_is_measured(
     monkeypatch: pytest.MonkeyPatch, gpu: str | None, ordinal: int
 ) -> None:

@@ -6,11 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from strata.doctor.facts import CudaDevice, Facts
+from strata.doctor.invariants import broken
 from strata.doctor.plan import AllocationPlan, PlanOptions, Tier
 from strata.doctor.plan_io import check_saved, load_plan, save_plan
 from strata.doctor.planner import make_plan
 from strata.errors import PlanMismatch, UsageError
-from tests.doctor.shapes import DENSE, GIB, MIB, SMALL_MOE, machine
+from tests.doctor.machines_with_gpus import gpu_machine
+from tests.doctor.shapes import DENSE, GIB, MIB, Q3_30B, SMALL_MOE, machine
 
 FACTS = machine(4 * GIB)
 
@@ -24,7 +27,7 @@ def test_a_plan_comes_back_as_it_was_saved_and_still_holds(plan, tmp_path):
     file = tmp_path / "plan.json"
     save_plan(plan, file)
     assert load_plan(file) == plan
-    assert check_saved(load_plan(file), FACTS, SMALL_MOE) == ()
+    assert check_saved(load_plan(file), FACTS, SMALL_MOE) == (plan, ())
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 
 
@@ -76,7 +79,7 @@ def test_another_model_is_refused(plan):
 def test_memory_that_is_no_longer_there_is_refused_and_more_is_fine(plan):
     with pytest.raises(PlanMismatch, match="not free now"):
         check_saved(plan, machine(600 * MIB), SMALL_MOE)
-    assert check_saved(plan, machine(40 * GIB), SMALL_MOE) == ()
+    assert check_saved(plan, machine(40 * GIB), SMALL_MOE) == (plan, ())
 
 
 def test_an_infeasible_plan_is_refused():
@@ -130,4 +133,30 @@ def test_a_plan_edited_by_hand_is_checked_line_by_line(plan, edit, words):
 
 def test_another_version_is_only_a_note(plan):
     old = msgspec.structs.replace(plan, strata_version="0.0.1")
-    assert "0.0.1" in check_saved(old, FACTS, SMALL_MOE)[0]
+    followed, notes = check_saved(old, FACTS, SMALL_MOE)
+    assert followed == old
+    assert "0.0.1" in notes[0]
+
+
+def with_context(nbytes: int, vram: int = 24 * GIB) -> Facts:
+    cuda = CudaDevice(ordinal=0, uuid="GPU-0", context_bytes=nbytes, vram_free_bytes=vram - nbytes)
+    return gpu_machine(vram_total=24 * GIB, vram_free=vram, ram=64 * GIB, cuda=cuda)
+
+
+def test_a_context_that_has_grown_is_charged_as_it_is_now_while_there_is_room():
+    options = PlanOptions(device="cuda", vram_budget_bytes=2 * GIB)
+    plan = make_plan(with_context(300 * MIB), SMALL_MOE, options)
+    followed, notes = check_saved(plan, with_context(500 * MIB), SMALL_MOE)
+    assert followed.line("context").bytes == 500 * MIB
+    assert not broken(followed)
+    assert [line for line in followed.reservations if line.id != "context"] == [
+        line for line in plan.reservations if line.id != "context"
+    ]
+    assert any("took 300 MiB when the plan was made, and 500 MiB now" in note for note in notes)
+    assert check_saved(plan, with_context(200 * MIB), SMALL_MOE)[0] == plan  # a smaller one leaves more free
+
+
+def test_a_context_that_has_grown_beyond_what_is_there_is_refused():
+    plan = make_plan(with_context(300 * MIB, vram=12 * GIB), Q3_30B, PlanOptions(device="cuda"))
+    with pytest.raises(PlanMismatch, match="VRAM that it needs are not free now"):
+        check_saved(plan, with_context(500 * MIB, vram=12 * GIB), Q3_30B)

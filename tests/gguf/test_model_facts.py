@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from strata.errors import ModelFileError
+from strata.gguf import cuda_footprint, footprint
 from strata.gguf.model_facts import ModelFacts, read_model_facts
 from strata.gguf.reader import open_gguf
 from strata.gguf.types import TensorType
@@ -54,8 +55,17 @@ def test_every_byte_is_in_one_group(path: Path) -> None:
     with open_gguf(path) as file:
         stored = sum(tensor.nbytes for tensor in file.tensors.values())
     routed = sum(kind.bytes * kind.experts_per_layer * len(kind.layers) for kind in facts.expert_classes)
-    assert facts.embedding_table.bytes + facts.head.bytes + facts.dense.bytes + routed == stored
+    head = 0 if facts.tied_head else facts.head.bytes
+    assert facts.embedding_table.bytes + head + facts.dense.bytes + routed == stored
     assert msgspec.json.decode(msgspec.json.encode(facts), type=ModelFacts) == facts
+
+
+@pytest.mark.parametrize(("name", "width"), [("qwen2moe", 48), ("granitemoe-shared", 48), ("granitemoe", 0)])
+def test_the_width_of_a_shared_expert(name: str, width: int) -> None:
+    facts = facts_of(GOLDEN / f"{name}.gguf")
+    assert facts.shared_width == width
+    for specs in (footprint.workspace(facts, 7, "f32", 2), cuda_footprint.workspace(facts, 7)):
+        assert any(width in spec.shape[-1:] for spec in specs if "gate" in spec.name) == bool(width)
 
 
 def test_a_large_model_from_its_header_alone(tmp_path: Path) -> None:
@@ -88,7 +98,7 @@ def test_defaults_where_keys_are_absent(tmp_path: Path) -> None:
     facts = made_facts(tmp_path, change, embedding=64, heads=4)
     assert (facts.key_length, facts.value_length) == (16, 16)
     assert facts.kv_heads == (4, 4)
-    assert facts.expert_width == facts.feed_forward == 128
+    assert (facts.expert_width, facts.feed_forward) == (32, 128)  # the tensors' own, and the key's
     assert facts.name == "m"
     assert facts.vocab == 40  # the length of the token list
     assert facts.tied_head

@@ -18,23 +18,29 @@ def kernels() -> list[Kernel]:
     found = [
         Kernel("layout", "to_planes"),
         Kernel("project", "gated"),
+        Kernel("norm", "norm_rows"),
         Kernel("sample", "sample_token"),
         Kernel("attention", "append<128,true,KvF16>"),
         Kernel("attention", "attend<128,8,true,true,KvF16>"),
+        Kernel("attention", "attend<128,1,true,true,KvF16>"),
+        Kernel("attention", "attend<16,2,true,true,KvF16>"),
         Kernel("attention", "attend<64,8,false,false,KvF32>"),
         Kernel("attention", "attend<256,4,true,true,KvF16>"),
         Kernel("route", "route<1,F32,4>"),
         Kernel("route", "route<4,F32,16>"),
     ]
     mixed = f"{Tile.of('Q4_K', 2048)},{Tile.of('Q6_K', 2048)}"
-    found += [Kernel("project", f"project<false,false,{tokens},256,{mixed}>") for tokens in (1, 4)]
-    found.append(Kernel("project", f"project<false,true,1,256,{Tile.of('Q6_K', 2048)}>"))
-    found += [Kernel("project", f"project<true,false,4,512,{Tile.of(type_, 2048)}>") for type_ in ("F32", "IQ3_S")]
+    found += [Kernel("project", f"project<kNothing,false,{tokens},256,{mixed}>") for tokens in (1, 4)]
+    found += [Kernel("project", f"project<kBias,false,{tokens},256,{mixed}>") for tokens in (1, 4)]
+    with_share = f"{Tile.of('Q4_K', 2048)},{Tile.of('F32', 2048)}"  # a shared expert's gate and up, and how much of it
+    found += [Kernel("project", f"project<kNothing,false,{tokens},512,{with_share}>") for tokens in (1, 4)]
+    found.append(Kernel("project", f"project<kNothing,true,1,256,{Tile.of('Q6_K', 2048)}>"))
+    found += [Kernel("project", f"project<kResidual,false,4,512,{Tile.of(type_, 2048)}>") for type_ in ("F32", "IQ3_S")]
     for type_ in LAYOUTS:
         row, short = Tile.of(type_, 2048), Tile.of(type_, 768, 3)
         found += [
             Kernel("embed", f"gather_rows<{type_}>"),
-            Kernel("project", f"project<true,false,1,{row.warps * 32},{row}>"),
+            Kernel("project", f"project<kResidual,false,1,{row.warps * 32},{row}>"),
             Kernel("experts", f"expert_gate_up<{row},{max(1, 8 // row.warps)}>"),
             Kernel("experts", f"expert_down<{short},{8 * short.warps * 32}>"),
         ]

@@ -13,7 +13,7 @@ from strata.gguf.model_facts import read_model_facts
 from strata.gguf.reader import open_gguf
 from tests.resident import GOLDEN, allocate, load_golden
 
-NAMES = ["qwen3moe", "llama", "qwen3moe-Q4_K"]
+NAMES = ["qwen3moe", "llama", "qwen3moe-Q4_K", "olmoe", "granitemoe-shared", "qwen2moe"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +48,7 @@ def test_sizes_are_those_of_the_arrays(name: str, kv: str) -> None:
     cells = [spec for layer in footprint.kv_cache(facts, 50, kv) if layer for spec in layer]
     size = footprint.kv_cache_size(facts, 50, kv)
     assert size.bytes == sum(allocate(spec).nbytes for spec in cells)
-    assert size.formula.startswith("50 tokens x 4 KV heads")
+    assert size.formula.startswith(f"50 tokens x {sum(facts.kv_heads)} KV heads")
     assert footprint.logits(facts, 3).nbytes == 3 * facts.vocab * 4
 
 

@@ -87,6 +87,70 @@ def test_norm_project(type_: str, tokens: int) -> None:
         assert error(out, rms(x, norm) @ values.T) < TOLERANCE
 
 
+@pytest.mark.parametrize("tokens", [1, 3, 7])
+@pytest.mark.parametrize("type_", ["F32", "Q8_0", "Q4_K"])
+def test_norm_project_with_biases(type_: str, tokens: int) -> None:
+    ops, columns = CudaOps({}), 1280
+    x, norm = floats(tokens, columns), floats(columns)
+    pairs = [matrix(ops, type_, 301, columns), matrix(ops, "Q6_K", 77, columns), matrix(ops, type_, 5, columns)]
+    biases = [floats(weight.rows) for weight, _ in pairs]
+    outs = [unwritten(tokens, weight.rows) for weight, _ in pairs]
+    weights, given = [weight for weight, _ in pairs], [cupy.asarray(bias) for bias in biases]
+    ops.norm_project(cupy.asarray(x), cupy.asarray(norm), 1e-6, weights, outs, given)
+    for (_, values), bias, out in zip(pairs, biases, outs, strict=True):
+        assert error(out, rms(x, norm) @ values.T + bias) < TOLERANCE
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+@pytest.mark.parametrize("widths", [(2048, 2048), (128, 64), (3584,), (96, 100)])
+def test_norm_rows(widths: tuple[int, ...], tokens: int) -> None:
+    rows, norms = [floats(tokens, width) for width in widths], [floats(width) for width in widths]
+    given = [cupy.asarray(row) for row in rows]
+    CudaOps({}).norm_rows(given, [cupy.asarray(norm) for norm in norms], 1e-6)
+    for out, row, norm in zip(given, rows, norms, strict=True):
+        assert error(out, rms(row, norm)) < TOLERANCE
+
+
+@pytest.mark.parametrize("scale", [0.22, 12.0])
+def test_scales(scale: float) -> None:
+    ops, columns = CudaOps({"logits": unwritten(3, 8), "counters": cupy.zeros(1, cupy.uint32)}), 256
+    x, norm, before = floats(3, columns), floats(columns), floats(3, 130)
+    weight, values = matrix(ops, "Q4_K", 130, columns)
+    out = unwritten(3, columns)
+    ops.embed(weight, cupy.asarray([7, 129, 7], cupy.int32), out, scale=scale)
+    assert error(out, scale * values[[7, 129, 7]]) < TOLERANCE
+    residual, logits = cupy.asarray(before), unwritten(3, 130)
+    ops.project_add(cupy.asarray(x), weight, residual, scale=scale)
+    assert error(residual, before + scale * (x @ values.T)) < TOLERANCE
+    ops.head(cupy.asarray(x), cupy.asarray(norm), 1e-6, weight, logits, scale=scale)
+    assert error(logits, scale * (rms(x, norm) @ values.T)) < TOLERANCE
+    router, _ = matrix(ops, "F32", 8, columns)
+    ids, weights = cupy.zeros((3, 2), cupy.int32), unwritten(3, 2)
+    arguments = (cupy.asarray(x), cupy.asarray(norm), 1e-6, router, True, unwritten(3, columns), ids, weights)
+    ops.route(*arguments, scale=scale)
+    assert error(weights.sum(axis=1), np.full(3, scale)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("type_", "down_type", "columns", "width"),
+    [("Q4_K", "Q6_K", 2048, 5632), ("F32", "F32", 64, 48), ("Q8_0", "Q5_K", 512, 256)],
+)
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_shared_ffn(type_: str, down_type: str, columns: int, width: int, shares: bool, tokens: int) -> None:
+    ops = CudaOps({name: unwritten(tokens, width) for name in ("gate", "up")} | {"share": unwritten(tokens)})
+    hidden, before, share = floats(tokens, columns), floats(tokens, columns), floats(columns) / columns**0.5
+    (gate, gates), (up, ups) = (matrix(ops, type_, width, columns) for _ in range(2))
+    down, downs = matrix(ops, down_type, columns, width)
+    residual = cupy.asarray(before)
+    given = cupy.asarray(share) if shares else None
+    ops.shared_ffn(cupy.asarray(hidden), given, gate, up, down, residual, scale=0.3)
+    h = hidden.astype(np.float64)
+    a = h @ gates.T
+    factor = 1 / (1 + np.exp(-(h @ share)))[:, None] if shares else 1.0
+    assert error(residual, before + 0.3 * factor * ((a / (1 + np.exp(-a)) * (h @ ups.T)) @ downs.T)) < TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("type_", "columns"), [("F32", 64), ("F32", 2880), ("Q8_0", 96), ("Q4_K", 256), ("Q4_K", 8192)]
 )

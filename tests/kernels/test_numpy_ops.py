@@ -111,6 +111,62 @@ def test_project_add_and_head(tokens: int, width: int, embedding: int, seed: int
     close(logits, np.array([table @ reference.rms(row, norm, EPS) for row in residual]))
 
 
+@shapes
+@given(few, st.lists(few, min_size=1, max_size=3), seeds)
+def test_biases_and_norms_of_whole_rows(tokens: int, widths: list[int], seed: int) -> None:
+    make = maker(seed)
+    x, norm = make(tokens, 4), make(4)
+    weights, biases = [make(width, 4) for width in widths], [make(width) for width in widths]
+    outs = [np.full((tokens, width), 77, np.float32) for width in widths]
+    ops = NumpyOps(make_workspace(facts(embedding=4), tokens))
+    ops.norm_project(x, norm, EPS, weights, outs, biases)
+    normed = np.array([reference.rms(row, norm, EPS) for row in x])
+    for out, weight, bias in zip(outs, weights, biases, strict=True):
+        close(out, normed @ weight.T.astype(np.float64) + bias)
+    norms, before = [make(width) for width in widths], [out.copy() for out in outs]
+    ops.norm_rows(outs, norms, EPS)
+    for out, rows, weight in zip(outs, before, norms, strict=True):
+        close(out, np.array([reference.rms(row, weight, EPS) for row in rows]))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25, 12.0])
+def test_scales(scale: float) -> None:
+    make = maker(0)
+    ops = routed(8, 4, 6, 2, 3)
+    x, weight, norm, residual = make(3, 8), make(8, 8), make(8), make(3, 8)
+    out = np.full((3, 8), 77, np.float32)
+    ops.embed(weight, np.array([5, 0, 5]), out, scale=scale)
+    close(out, scale * weight[[5, 0, 5]])
+    expected = residual + scale * (x @ weight.T)
+    ops.project_add(x, weight, residual, scale=scale)
+    close(residual, expected)
+    logits = np.full((3, 8), 77, np.float32)
+    ops.head(x, norm, EPS, weight, logits, scale=scale)
+    close(logits, scale * np.array([weight @ reference.rms(row, norm, EPS) for row in x]))
+    ids, weights, router = np.empty((3, 2), np.int32), np.empty((3, 2), np.float32), make(6, 8)
+    ops.route(x, norm, EPS, router, True, np.empty_like(x), ids, weights, scale=scale)
+    close(weights.sum(axis=-1), np.full(3, scale))
+
+
+@shapes
+@given(st.integers(1, 9), few, few, st.integers(1, 4), st.booleans(), st.floats(0.1, 2), seeds)
+def test_shared_ffn(tokens: int, embedding: int, width: int, block: int, shares: bool, scale: float, seed: int) -> None:
+    make = maker(seed)
+    numbers = {"embedding": embedding, "experts": 2, "top_k": 1, "expert_width": 1, "shared_width": width}
+    buffers = make_workspace(facts(**numbers), tokens)
+    buffers["ops.activation"] = buffers["ops.activation"][:block]
+    hidden, residual = make(tokens, embedding), make(tokens, embedding)
+    gate, up, down = make(width, embedding), make(width, embedding), make(embedding, width)
+    share = make(embedding) if shares else None
+    added = np.array([reference.gated(h, gate, up, down) for h in hidden])
+    if share is not None:
+        added /= 1 + np.exp(-(hidden.astype(np.float64) @ share))[:, None]
+    expected, before = residual + scale * added, hidden.copy()
+    NumpyOps(buffers).shared_ffn(hidden, share, gate, up, down, residual, scale=scale)
+    close(residual, expected)
+    np.testing.assert_array_equal(hidden, before)
+
+
 def test_embed_takes_rows_as_stored_or_as_floats() -> None:
     ops = NumpyOps(make_workspace(facts(embedding=32), 4))
     table = np.arange(5 * 32, dtype=np.float32).reshape(5, 32)

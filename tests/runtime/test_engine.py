@@ -17,12 +17,12 @@ from strata.kernels.numpy_ops import NumpyOps
 from strata.runtime.engine import Engine
 from strata.runtime.generation import StopReason
 from strata.runtime.runlog import RunLog
+from tests.resident import FLOAT, GOLDEN
 from tests.tiny_model import TinyModel
 
 from .counted import CountedBlock
 from .plans import planned
 
-GOLDEN = Path(__file__).parents[2] / "fixtures" / "golden"
 CARVED = {
     "dense",
     "head",
@@ -57,7 +57,7 @@ def greedy(logits: np.ndarray, position: int) -> int:
     return int(logits.argmax())
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", "llama", "qwen3moe-Q4_K", "qwen3moe-IQ3_S", "qwen3moe-MXFP4"])
+@pytest.mark.parametrize("name", [*FLOAT, "qwen3moe-Q4_K", "qwen3moe-IQ3_S", "qwen3moe-MXFP4"])
 @pytest.mark.parametrize("slots", [2, None], ids=["fewest slots", "planned slots"])
 def test_golden_logits_by_a_real_plan(name: str, slots: int | None) -> None:
     golden = np.load(GOLDEN / f"{name}.npz")
@@ -199,7 +199,7 @@ def test_every_refused_line_leaves_nothing_and_is_named(file: GGUFFile, plan: Al
 def test_memory_that_a_library_is_refused_is_named_too(
     file: GGUFFile, plan: AllocationPlan, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
         raise MemoryError("Unable to allocate 8.00 MiB")
 
     monkeypatch.setattr(NumpyOps, "route", refuse)
@@ -238,13 +238,13 @@ def test_plans_that_are_not_for_this_are_refused_before_anything_is_taken(
 ) -> None:
     replace = msgspec.structs.replace
     other = open_gguf(TinyModel(vocab=128).write(tmp_path / "other.gguf"))
-    unknown = open_gguf(TinyModel(architecture="olmoe").write(tmp_path / "olmoe.gguf"))
+    unknown = open_gguf(TinyModel(architecture="glm4moe").write(tmp_path / "glm4moe.gguf"))
     other_backend = replace(plan, device=DeviceRef(backend="rocm", id="GPU-1", name="Radeon RX 7900"))
     with pytest.raises(PlanMismatch, match="another header"):
         Engine.load(other, plan, take=never_take)
     with pytest.raises(PlanMismatch, match="RX 7900"):
         Engine.load(file, other_backend, take=never_take)
-    with pytest.raises(UnsupportedModel, match="olmoe"):
+    with pytest.raises(UnsupportedModel, match="glm4moe"):
         Engine.load(unknown, planned(unknown), take=never_take)
     infeasible = planned(file, ram_budget_bytes=1 << 20)
     with pytest.raises(PlanInfeasible, match="are missing"):

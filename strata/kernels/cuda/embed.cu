@@ -1,8 +1,9 @@
 // Rows of a quantised table as floats: token embeddings, and whole matrices for tests and dense products.
 
-// out[i] = table[rows[i]] (rows null: row i), [count, k] floats. Grid: (unit blocks, count).
+// out[i] = factor * table[rows[i]] (rows null: row i), [count, k] floats. Grid: (unit blocks, count).
 template <class B>
-__global__ void __launch_bounds__(128) gather_rows(const u8* table, const int* rows, float* out, int table_rows, int k) {
+__global__ void __launch_bounds__(128) gather_rows(const u8* table, const int* rows, float* out, int table_rows, int k,
+                                                   float factor) {
   let_next_start();
   wait_for_previous();
   int units = k / B::kUnit, u = blockIdx.x * blockDim.x + threadIdx.x;
@@ -25,6 +26,7 @@ __global__ void __launch_bounds__(128) gather_rows(const u8* table, const int* r
       } else {
         v = B::quad(raw, u, s, i);
       }
+      v = make_float4(factor * v.x, factor * v.y, factor * v.z, factor * v.w);
       *(float4*)(out + (size_t)blockIdx.y * k + B::column(u, s) + 4 * i) = v;
     }
   }

@@ -1,8 +1,11 @@
 // Dense projections of a few tokens: RMS norm into several weights at once, or added to the residual stream.
 
+enum Onto { kNothing, kResidual, kBias };  // what a product is added to: what `out` held, or a bias
+
 struct Segment {
   const u8* weight;
-  float* out;       // [tokens, rows]
+  float* out;         // [tokens, rows]
+  const float* bias;  // [rows], for kBias
   int rows, tile;   // `tile` picks one of the kernel's Tiles
   int first_block;  // blocks first_block .. next segment's first_block - 1 share the rows
   int unused;
@@ -12,9 +15,9 @@ struct Segments {
   int count, blocks;
 };
 
-template <bool kAdd, bool kWalks, int NT, class T>
+template <Onto kOnto, bool kWalks, int NT, class T>
 __device__ __forceinline__ void project_rows(const Segment& seg, int blocks, const float* x, const float* norm, float eps,
-                                             int k, int tokens) {
+                                             float scale, int k, int tokens) {
   extern __shared__ float4 shared[];
   __shared__ float squares[NT][kWarp], parts[kWalks ? 2 : 1][T::kWarps][kTileRows * NT];
   using B = typename T::Block;
@@ -36,18 +39,20 @@ __device__ __forceinline__ void project_rows(const Segment& seg, int blocks, con
   __syncthreads();
 
   int t = threadIdx.x % NT;  // thread i < kTileRows * NT writes row i / NT of token t
-  float inverse = 1;
+  float factor = scale;
   if (norm)
 #pragma unroll
     for (int i = 0; i < NT; i++) {
       float one = inverse_rms(squares[i], k, eps);
-      inverse = t == i ? one : inverse;
+      factor = t == i ? scale * one : factor;
     }
   for (int buffer = 0; tile < tiles; buffer ^= 1) {  // one round unless the blocks are fewer than the tiles
     int mine = tile * kTileRows + threadIdx.x / NT;
     bool writes = threadIdx.x < kTileRows * NT && mine < seg.rows && t < tokens;
     float* out = seg.out + (size_t)t * seg.rows + mine;
-    float before = kAdd && writes ? *out : 0;  // fetched before it is needed
+    float before = 0;  // fetched before it is needed
+    if (kOnto == kResidual && writes) before = *out;
+    if (kOnto == kBias && writes) before = seg.bias[mine];
     float acc[2][NT] = {};
     if (member < T::kWarps) {
       rows.dot(w, total, row, units, member, s, acc);
@@ -60,26 +65,27 @@ __device__ __forceinline__ void project_rows(const Segment& seg, int blocks, con
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < T::kWarps; i++) sum += parts[buffer][i][threadIdx.x];
-      *out = fmaf(sum, inverse, before);
+      *out = fmaf(sum, factor, before);
     }
     if (!kWalks) break;
   }
 }
 
-template <bool kAdd, bool kWalks, int NT, class T, class... Rest>
+template <Onto kOnto, bool kWalks, int NT, class T, class... Rest>
 __device__ __forceinline__ void project_tile(int tile, const Segment& seg, int blocks, const float* x, const float* norm,
-                                             float eps, int k, int tokens) {
+                                             float eps, float scale, int k, int tokens) {
   if constexpr (sizeof...(Rest) > 0) {
-    if (tile > 0) return project_tile<kAdd, kWalks, NT, Rest...>(tile - 1, seg, blocks, x, norm, eps, k, tokens);
+    if (tile > 0)
+      return project_tile<kOnto, kWalks, NT, Rest...>(tile - 1, seg, blocks, x, norm, eps, scale, k, tokens);
   }
-  project_rows<kAdd, kWalks, NT, T>(seg, blocks, x, norm, eps, k, tokens);
+  project_rows<kOnto, kWalks, NT, T>(seg, blocks, x, norm, eps, scale, k, tokens);
 }
 
-// out (+)= rms(x, norm) @ weight.T for up to four weights; `norm` may be null. Grid: (blocks, ceil(tokens / NT)).
-// A block is one team of up to kThreads threads.
-template <bool kAdd, bool kWalks, int NT, int kThreads, class... Tiles>
+// out = scale * rms(x, norm) @ weight.T, and what kOnto says, for up to four weights; `norm` may be null. Grid: (blocks,
+// ceil(tokens / NT)). A block is one team of up to kThreads threads.
+template <Onto kOnto, bool kWalks, int NT, int kThreads, class... Tiles>
 __global__ void __launch_bounds__(kThreads, NT == 1 && kThreads <= 768 ? 768 / kThreads : 1)
-    project(const Segments segments, const float* x, const float* norm, float eps, int k, int tokens) {
+    project(const Segments segments, const float* x, const float* norm, float eps, float scale, int k, int tokens) {
   let_next_start();
   int i = 0;
   while (i + 1 < segments.count && blockIdx.x >= segments.at[i + 1].first_block) i++;
@@ -87,13 +93,16 @@ __global__ void __launch_bounds__(kThreads, NT == 1 && kThreads <= 768 ? 768 / k
   int blocks = (i + 1 < segments.count ? segments.at[i + 1].first_block : segments.blocks) - seg.first_block;
   int first = blockIdx.y * NT;
   seg.out += (size_t)first * seg.rows;
-  project_tile<kAdd, kWalks, NT, Tiles...>(seg.tile, seg, blocks, x + (size_t)first * k, norm, eps, k, min(NT, tokens - first));
+  project_tile<kOnto, kWalks, NT, Tiles...>(seg.tile, seg, blocks, x + (size_t)first * k, norm, eps, scale, k,
+                                            min(NT, tokens - first));
 }
 
-// gate = silu(gate) * up, `count` of each.
-__global__ void __launch_bounds__(256) gated(float* gate, const float* up, int count) {
+// gate = silu(gate) * up, `count` of each in rows of `width`; times sigmoid(share[row]) unless `share` is null.
+__global__ void __launch_bounds__(256) gated(float* gate, const float* up, const float* share, int count, int width) {
   let_next_start();
   wait_for_previous();
   int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < count) gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+  if (i >= count) return;
+  float activation = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+  gate[i] = share ? activation / (1.0f + expf(-share[i / width])) : activation;
 }

@@ -8,6 +8,7 @@ struct Choice {          // of one call: everything [tokens, top_k] but the logi
   int *ids, *slots;
   float* weights;
   int n, top_k, normalise;
+  float scale;           // of the weights
 };
 
 // One warp: softmax over the n <= kEach * 32 logits of token t, and its top_k best first, ties to the lower index. Rank r
@@ -54,7 +55,7 @@ __device__ __forceinline__ void choose(const Choice& c, int t) {
   if (lane >= c.top_k) return;
   c.ids[t * c.top_k + lane] = id;
   c.slots[t * c.top_k + lane] = c.slot_of ? __ldcg(c.slot_of + id) : id;
-  c.weights[t * c.top_k + lane] = mine / (c.normalise ? all : sum);
+  c.weights[t * c.top_k + lane] = c.scale * (mine / (c.normalise ? all : sum));
 }
 
 // hidden = rms(x, norm), the router's logits, and, in the last block, the choice. One warp has one row of the router, which

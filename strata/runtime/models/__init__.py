@@ -8,13 +8,22 @@ from strata.gguf.model_facts import read_model_facts
 from strata.gguf.reader import GGUFFile
 from strata.kernels.ops import Array, KvLayer, Ops, Weight
 from strata.runtime.models.common import Decoder, Experts, ModelConfig
+from strata.runtime.models.granitemoe import GraniteMoe
 from strata.runtime.models.llama import Llama
+from strata.runtime.models.olmoe import Olmoe
+from strata.runtime.models.qwen2moe import Qwen2Moe
 from strata.runtime.models.qwen3moe import Qwen3Moe
 from strata.runtime.models.support import check_architecture, check_tensors, read_config
 
 __all__ = ["ARCHITECTURES", "Decoder", "Experts", "ModelConfig", "build_model", "load_config"]
 
-ARCHITECTURES: Mapping[str, type[Decoder]] = {"llama": Llama, "qwen3moe": Qwen3Moe}
+ARCHITECTURES: Mapping[str, type[Decoder]] = {
+    "granitemoe": GraniteMoe,
+    "llama": Llama,
+    "olmoe": Olmoe,
+    "qwen2moe": Qwen2Moe,
+    "qwen3moe": Qwen3Moe,
+}
 
 
 def load_config(file: GGUFFile) -> ModelConfig:

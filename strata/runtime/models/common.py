@@ -18,6 +18,24 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True, slots=True)
+class Scales:
+    """Constant factors of an architecture.
+
+    Attributes
+    ----------
+    attention : float
+        Of the scores, ``1 / sqrt(head size)`` in most.
+    embedding, residual, logits : float
+        Of the embedding, of what each block adds to the residual stream, and of the logits.
+    """
+
+    attention: float
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The numbers that the arithmetic of a model needs.
 
@@ -30,12 +48,14 @@ class ModelConfig:
         With any scaling by a key, not by a tensor, already applied.
     normalise : bool
         Whether the weights of the chosen experts are made to sum to 1.
+    scales : Scales
     """
 
     facts: ModelFacts
     eps: float
     rope: Rope
     normalise: bool
+    scales: Scales
 
 
 class Experts(Protocol):
@@ -74,6 +94,9 @@ class Decoder(ABC):
     """
 
     rope_style: ClassVar[RopeStyle]
+    normalise: ClassVar[bool] = True  # `ModelConfig.normalise` of files that do not say
+    keys: ClassVar[frozenset[str]] = frozenset()  # metadata keys that most architectures have no use for
+    unused: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # keys that only this one refuses, but for these values
 
     def __init__(
         self,
@@ -135,41 +158,63 @@ class Decoder(ABC):
             The residual stream before the final norm: a view of a buffer that the next call overwrites.
         """
         x = self._buffers["x"][: len(tokens)]
-        self.ops.embed(self._embedding, tokens, x)
+        self.ops.embed(self._embedding, tokens, x, scale=self.config.scales.embedding)
         for index in range(self._facts.layers):
             self.layer(index, x, position)
         return x
 
     def logits(self, x: Array, out: Array) -> None:
         """Write the logits [T, V] of rows that `forward` gave."""
-        self.ops.head(x, self._output_norm, self.config.eps, self._head, out)
+        self.ops.head(x, self._output_norm, self.config.eps, self._head, out, scale=self.config.scales.logits)
 
-    def _attention(self, index: int, x: Array, position: Position, norms: tuple[Weight, Weight] | None) -> None:
-        """Add causal grouped-query attention; `norms` are those of each head of q and k, where there are any."""
+    def _attention(
+        self,
+        index: int,
+        x: Array,
+        position: Position,
+        *,
+        head_norms: tuple[Weight, Weight] | None = None,
+        row_norms: tuple[Weight, Weight] | None = None,
+        biases: tuple[Weight, Weight, Weight] | None = None,
+    ) -> None:
+        """Add causal grouped-query attention.
+
+        Parameters
+        ----------
+        head_norms, row_norms : (Weight, Weight), optional
+            Of q and k: of each head [D], or of all heads together [H x D] and [G x D].
+        biases : (Weight, Weight, Weight), optional
+            Of q, k and v.
+        """
         facts, weights, kv, tokens = self._facts, self._layers[index], self._kv[index], len(x)
+        eps, scales = self.config.eps, self.config.scales
         q, k, v, attended = (self._buffers[name][:tokens] for name in ("q", "k", "v", "attended"))
         projections = (weights["attn_q"], weights["attn_k"], weights["attn_v"])
-        self.ops.norm_project(x, weights["attn_norm"], self.config.eps, projections, (q, k, v))
+        self.ops.norm_project(x, weights["attn_norm"], eps, projections, (q, k, v), biases)
+        if row_norms is not None:
+            self.ops.norm_rows((q, k), row_norms, eps)
         groups = facts.kv_heads[index]
         q = q.reshape(tokens, facts.heads, facts.key_length)
         k = k.reshape(tokens, groups, facts.key_length)
         v = v.reshape(tokens, groups, facts.value_length)
         out = attended.reshape(tokens, facts.heads, facts.value_length)
-        scale = facts.key_length**-0.5
-        self.ops.attention(q, k, v, norms, self.config.eps, self._rope, position, kv, scale, out)
-        self.ops.project_add(attended, weights["attn_output"], x)
+        self.ops.attention(q, k, v, head_norms, eps, self._rope, position, kv, scales.attention, out)
+        self.ops.project_add(attended, weights["attn_output"], x, scale=scales.residual)
 
     def _routed_ffn(self, index: int, x: Array) -> None:
-        """Add the weighted outputs of the experts that the router chooses."""
+        """Add the weighted outputs of the experts that the router chooses, and of the shared one where there is one."""
         weights, tokens = self._layers[index], len(x)
         ids = self._buffers["ids"]
         ids = (ids if ids.ndim == 2 else ids[index])[:tokens]
         hidden, factors = (self._buffers[name][:tokens] for name in ("hidden", "weights"))
         config = self.config
-        norm, router = weights["ffn_norm"], weights["ffn_gate_inp"]
-        self.ops.route(x, norm, config.eps, router, config.normalise, hidden, ids, factors)
+        norm, router, scale = weights["ffn_norm"], weights["ffn_gate_inp"], config.scales.residual
+        self.ops.route(x, norm, config.eps, router, config.normalise, hidden, ids, factors, scale=scale)
         assert self._experts is not None, "a model with routed experts needs a cache of them"
         self._experts.add(index, hidden, ids, factors, x)
+        if self._facts.shared_width:
+            gate, up, down = (weights[f"ffn_{part}_shexp"] for part in ("gate", "up", "down"))
+            self.ops.shared_ffn(hidden, weights.get("ffn_gate_inp_shexp"), gate, up, down, x, scale=scale)
 
     def _dense_ffn(self, index: int, x: Array) -> None:
         """Add a gated feed-forward of all tokens."""
@@ -198,7 +243,7 @@ def attention_shapes(facts: ModelFacts, layer: int) -> Shapes:
 
 
 def routed_ffn_shapes(facts: ModelFacts, layer: int) -> Shapes:
-    """Return the tensors of a layer's `_routed_ffn`."""
+    """Return the tensors of a layer's `_routed_ffn`, a shared expert's not included."""
     embedding, width, experts = facts.embedding, facts.expert_width, facts.experts
     return {
         f"blk.{layer}.ffn_norm.weight": (embedding,),
@@ -207,6 +252,17 @@ def routed_ffn_shapes(facts: ModelFacts, layer: int) -> Shapes:
         f"blk.{layer}.ffn_up_exps.weight": (embedding, width, experts),
         f"blk.{layer}.ffn_down_exps.weight": (width, embedding, experts),
     }
+
+
+def shared_ffn_shapes(facts: ModelFacts, layer: int, *, gated: bool) -> Shapes:
+    """Return the tensors of the expert that every token takes; `gated`: with one that says how much of it."""
+    embedding, width = facts.embedding, facts.shared_width
+    shapes: Shapes = {
+        f"blk.{layer}.ffn_gate_shexp.weight": (embedding, width),
+        f"blk.{layer}.ffn_up_shexp.weight": (embedding, width),
+        f"blk.{layer}.ffn_down_shexp.weight": (width, embedding),
+    }
+    return shapes | {f"blk.{layer}.ffn_gate_inp_shexp.weight": (embedding,)} if gated else shapes
 
 
 def dense_ffn_shapes(facts: ModelFacts, layer: int) -> Shapes:

@@ -39,7 +39,7 @@ class Llama(Decoder):
 
     def layer(self, index: int, x: Array, position: Position) -> None:
         """See `Decoder.layer`."""
-        self._attention(index, x, position, None)
+        self._attention(index, x, position)
         if self._facts.experts:
             self._routed_ffn(index, x)
         else:

@@ -28,5 +28,5 @@ class Qwen3Moe(Decoder):
     def layer(self, index: int, x: Array, position: Position) -> None:
         """See `Decoder.layer`."""
         weights = self._layers[index]
-        self._attention(index, x, position, (weights["attn_q_norm"], weights["attn_k_norm"]))
+        self._attention(index, x, position, head_norms=(weights["attn_q_norm"], weights["attn_k_norm"]))
         self._routed_ffn(index, x)

@@ -12,9 +12,9 @@ from strata.gguf.model_facts import ModelFacts
 from strata.gguf.reader import GGUFFile
 from strata.kernels.dequant import can_dequantise
 from strata.kernels.ops import Rope
-from strata.runtime.models.common import Decoder, ModelConfig
+from strata.runtime.models.common import Decoder, ModelConfig, Scales
 
-# Keys of features that no supported architecture has, with the values that mean "not used".
+# Keys that most architectures have no use for, with the values that mean "not used"; `Decoder.keys` are the exceptions.
 _UNUSED: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -68,7 +68,9 @@ def read_config(file: GGUFFile, facts: ModelFacts, model: type[Decoder]) -> Mode
         Naming the first such key.
     """
     prefix = f"{facts.architecture}."
-    for key, unused in _UNUSED.items():
+    for key, unused in {**_UNUSED, **model.unused}.items():
+        if key in model.keys:
+            continue
         value = file.metadata.get(prefix + key)
         if isinstance(value, np.ndarray | list) or (value is not None and value not in unused):
             word = _WORDS.get(key, {}).get(value) if isinstance(value, int) else None
@@ -76,8 +78,8 @@ def read_config(file: GGUFFile, facts: ModelFacts, model: type[Decoder]) -> Mode
     if len(set(facts.kv_heads)) != 1 or not facts.kv_heads[0] or facts.heads % facts.kv_heads[0]:
         _refuse(file, f"{facts.heads} heads over {sorted(set(facts.kv_heads))} KV heads are not implemented")
     eps = _real(file, prefix + "attention.layer_norm_rms_epsilon")
-    normalise = bool(file.metadata.get(prefix + "expert_weights_norm", True))
-    return ModelConfig(facts, eps, _read_rope(file, facts, model), normalise)
+    normalise = bool(file.metadata.get(prefix + "expert_weights_norm", model.normalise))
+    return ModelConfig(facts, eps, _read_rope(file, facts, model), normalise, _read_scales(file, facts, model))
 
 
 def check_tensors(file: GGUFFile, config: ModelConfig, model: type[Decoder]) -> None:
@@ -106,6 +108,22 @@ def check_tensors(file: GGUFFile, config: ModelConfig, model: type[Decoder]) -> 
             file,
             f"tensor {strange[0]} is {file.tensors[strange[0]].type.name}, which is not implemented{_more(strange)}",
         )
+
+
+def _read_scales(file: GGUFFile, facts: ModelFacts, model: type[Decoder]) -> Scales:
+    """Read the factors that `model` has keys for; one of 0 stands for none, and logits are divided by theirs."""
+    prefix = f"{facts.architecture}."
+
+    def factor(key: str, default: float) -> float:
+        used = key in model.keys and file.metadata.get(prefix + key) != 0
+        return _real(file, prefix + key, default) if used else default
+
+    return Scales(
+        attention=factor("attention.scale", facts.key_length**-0.5),
+        embedding=factor("embedding_scale", 1.0),
+        residual=factor("residual_scale", 1.0),
+        logits=1 / _real(file, prefix + "logit_scale") if "logit_scale" in model.keys else 1.0,
+    )
 
 
 def _read_rope(file: GGUFFile, facts: ModelFacts, model: type[Decoder]) -> Rope:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from strata.doctor.facts import Facts
@@ -12,10 +11,6 @@ from strata.doctor.plan import AllocationPlan, PlanOptions
 from strata.doctor.planner import make_plan
 from strata.gguf.model_facts import read_model_facts
 from strata.gguf.reader import GGUFFile
-
-GOLDEN = Path(__file__).parents[3] / "fixtures" / "golden"
-FLOAT = ["qwen3moe", "llama"]
-QUANTISED = [f"qwen3moe-{kind}" for kind in ("Q4_K", "Q6_K", "IQ3_S", "IQ4_XS", "Q8_0", "MXFP4")]
 
 
 @cache

@@ -22,9 +22,10 @@ from strata.gguf.reader import GGUFFile, open_gguf  # noqa: E402
 from strata.kernels.launch import LoadedKernel  # noqa: E402
 from strata.runtime.engine import Engine  # noqa: E402
 from strata.runtime.sampler import Sampler, SamplerOptions  # noqa: E402
+from tests.resident import FLOAT, GOLDEN, QUANTISED  # noqa: E402
 
 from ..plans import planned as planned_for_cpu  # noqa: E402
-from .machine import FLOAT, GOLDEN, QUANTISED, planned  # noqa: E402
+from .machine import planned  # noqa: E402
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_golden_logits(name: str, kv: str) -> None:
     assert error < (1e-3 if name in FLOAT else 2e-3)
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", "llama", "qwen3moe-Q4_K", "qwen3moe-IQ3_S"])
+@pytest.mark.parametrize("name", [*FLOAT, "qwen3moe-Q4_K", "qwen3moe-IQ3_S"])
 def test_fewer_slots_give_the_same_bits(name: str) -> None:
     tokens = np.load(GOLDEN / f"{name}.npz")["tokens"].tolist()
     with open_gguf(GOLDEN / f"{name}.gguf") as file:
@@ -191,7 +192,8 @@ import cupy
 from strata.errors import DeviceFailed
 from strata.gguf.reader import open_gguf
 from strata.runtime.engine import Engine
-from tests.runtime.cuda.machine import GOLDEN, planned
+from tests.resident import GOLDEN
+from tests.runtime.cuda.machine import planned
 
 if __name__ == "__main__":
     trap = cupy.RawKernel('extern "C" __global__ void trap_() { asm("trap;"); }', "trap_")

@@ -19,8 +19,8 @@ from strata.kernels.cuda_layout import LAYOUTS
 from strata.runtime.engine import Engine
 from strata.runtime.memory import MemoryRefused
 from strata.runtime.sampler import Sampler, SamplerOptions
+from tests.resident import FLOAT, GOLDEN
 
-from .machine import GOLDEN
 from .simulated_cupy import UUID, Runtime, simulated_cuda
 from .test_embedding import in_planes
 
@@ -50,7 +50,7 @@ def held(runtime: Runtime) -> tuple[int, int]:
     return sum(map(len, runtime.blocks.values())), sum(runtime.pinned.values())
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", "llama", "qwen3moe-IQ3_S", "qwen3moe-Q8_0"])
+@pytest.mark.parametrize("name", [*FLOAT, "qwen3moe-IQ3_S", "qwen3moe-Q8_0"])
 @pytest.mark.parametrize("slots", [None, 2])
 def test_memory_is_taken_by_the_plan_and_given_back(name: str, slots: int | None, cuda: Runtime) -> None:
     with open_gguf(GOLDEN / f"{name}.gguf") as file:

@@ -15,6 +15,7 @@ from strata.gguf.types import TensorType
 from strata.kernels.ops import RopeStyle
 from strata.runtime.models import ModelConfig, load_config
 from tests.gguf_maker import Tensor, moe_model, write_gguf
+from tests.resident import GOLDEN
 
 Keys = dict[str, object]
 
@@ -112,8 +113,9 @@ def test_a_key_is_refused_by_name(tmp_path: Path, key: str, value: object, words
 
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    keys, tensors = moe_model(architecture="olmoe")
-    with pytest.raises(UnsupportedModel, match="'olmoe' is not implemented; those that are: llama, qwen3moe"):
+    keys, tensors = moe_model(architecture="glm4moe")
+    known = "granitemoe, llama, olmoe, qwen2moe, qwen3moe"
+    with pytest.raises(UnsupportedModel, match=f"'glm4moe' is not implemented; those that are: {known}"):
         load(tmp_path, keys, tensors)
 
 
@@ -143,6 +145,55 @@ def test_a_tensor_without_a_use_is_refused(tmp_path: Path, name: str, shape: tup
     assert "more" not in refusal.value.found
     with pytest.raises(UnsupportedModel, match=r"and 2 more"):
         load(tmp_path, keys, [*tensors, Tensor(name, shape), Tensor("mystery.a", (1,)), Tensor("mystery.b", (1,))])
+
+
+def golden_header(name: str, **changes: object) -> tuple[Keys, list[Tensor]]:
+    """Keys, with the architecture's own replaced by `changes` (None: left out), and tensors of a golden model."""
+    with open_gguf(GOLDEN / f"{name}.gguf") as file:
+        keys = {key: file.metadata.get(key) for key in file.metadata if not key.startswith("tokenizer.ggml.")}
+        tensors = [Tensor(tensor.name, tensor.shape, tensor.type) for tensor in file.tensors.values()]
+    prefix = keys["general.architecture"]
+    keys |= {f"{prefix}.{key}": value for key, value in changes.items()}
+    return {key: value for key, value in keys.items() if value is not None}, tensors
+
+
+def test_what_granites_keys_say(tmp_path: Path) -> None:
+    scales = load(tmp_path, *golden_header("granitemoe")).scales
+    assert (scales.attention, scales.embedding) == (0.0625, 12.0)
+    assert (scales.residual, scales.logits) == pytest.approx((0.22, 1 / 6))
+    left_out = {"attention.scale": None, "embedding_scale": 0.0, "residual_scale": None}
+    scales = load(tmp_path, *golden_header("granitemoe", **left_out)).scales
+    assert (scales.attention, scales.embedding, scales.residual) == (32**-0.5, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("logit_scale", None, "logit_scale is missing"),
+        ("logit_scale", 0.0, "logit_scale is 0.0, not a positive number"),
+        ("residual_scale", -1.0, "residual_scale is -1.0, not a positive number"),
+        ("rope.scaling.finetuned", False, "rope.scaling.finetuned is False"),
+        ("expert_shared_feed_forward_length", 24, "blk.0.ffn_gate_shexp.weight is missing"),
+    ],
+)
+def test_what_granite_has_no_use_for_is_refused(tmp_path: Path, key: str, value: object, words: str) -> None:
+    with pytest.raises(UnsupportedModel) as refusal:
+        load(tmp_path, *golden_header("granitemoe", **{key: value}))
+    assert words in refusal.value.found
+
+
+@pytest.mark.parametrize("name", ["olmoe", "qwen2moe"])
+def test_weights_as_the_softmax_has_them(tmp_path: Path, name: str) -> None:
+    assert not load(tmp_path, *golden_header(name)).normalise
+    assert load(tmp_path, *golden_header(name, expert_weights_norm=True)).normalise
+
+
+def test_a_shared_expert_is_as_wide_as_the_key_says(tmp_path: Path) -> None:
+    keys, tensors = golden_header("qwen2moe", expert_shared_feed_forward_length=None)
+    assert load(tmp_path, keys, tensors).facts.shared_width == 48
+    keys, tensors = golden_header("qwen2moe", expert_shared_feed_forward_length=64)
+    with pytest.raises(UnsupportedModel, match=r"ffn_gate_shexp.weight has shape \[64, 48\], not \[64, 64\]"):
+        load(tmp_path, keys, tensors)
 
 
 def changed(tensors: list[Tensor], name: str, change: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
