@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from strata.cli.loading import load, plan_to_run, show_plan, versions
+from strata.cli.loading import load, plan_to_run, show_plan
 from strata.cli.output import emit_json, out, warn
 from strata.cli.preflight import open_model, require_feasible, take_facts
 from strata.cli.progress import steps
@@ -37,6 +37,8 @@ class BenchRequest:
 
 def bench_model(request: BenchRequest, options: PlanOptions) -> None:
     """Carry out `strata bench`."""
+    from strata.cli.overhead import overhead_noted
+    from strata.doctor.versions import versions
     from strata.runtime.bench import BenchOptions, run_bench
     from strata.runtime.models import load_config
     from strata.runtime.runlog import RunLog, fingerprint, log_folder
@@ -62,7 +64,8 @@ def bench_model(request: BenchRequest, options: PlanOptions) -> None:
             show_plan(plan)
         require_feasible(plan)
         _check_lengths(bench.context, plan.context)
-        with load(model, plan, options, log, quiet=request.json) as engine, steps() as progress:
+        loaded = load(model, plan, options, log, quiet=request.json)
+        with loaded as engine, overhead_noted(engine, facts), steps() as progress:
             results = run_bench(engine, model.facts, bench, lambda what: progress(what, None, None))
             document = _document(engine, results, facts, bench.seed)
             log.event("bench", **{key: document[key] for key in ("results", "memory", "loading")})
@@ -90,6 +93,8 @@ def _check_lengths(needed: int, context: int) -> None:
 
 
 def _document(engine: Engine, results: tuple[BenchResult, ...], facts: Facts, seed: int) -> dict[str, Any]:
+    from strata.doctor.versions import versions
+
     plan = engine.plan
     return {
         "schema_version": 1,

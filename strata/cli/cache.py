@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def list_cache(*, json: bool) -> None:
     """Print what Strata keeps in its cache."""
-    from strata.sources.cache import VARIABLE, cache_folder
+    from strata.folders import VARIABLE, cache_folder
     from strata.sources.kept import kept
 
     things = kept()

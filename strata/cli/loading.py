@@ -24,24 +24,6 @@ if TYPE_CHECKING:
 LoadOnce = Callable[["AllocationPlan"], "Engine"]
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that a run's log begins with."""
-    import platform
-    from importlib import metadata
-
-    import numpy
-
-    from strata import __version__
-
-    found = {"strata": __version__, "python": platform.python_version(), "numpy": numpy.__version__}
-    for name in ("cupy-cuda12x", "cupy-cuda13x", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def plan_to_run(
     model: OpenModel, facts: Facts, options: PlanOptions, saved: Path | None = None
 ) -> tuple[AllocationPlan, tuple[str, ...]]:
@@ -101,6 +83,7 @@ def load(model: OpenModel, plan: AllocationPlan, options: PlanOptions, log: RunL
     if plan.device.backend == "numpy":
         return _load_in_ram(model, plan, log, quiet=quiet)
     from strata.doctor.planner import make_plan
+    from strata.runtime.wsl import under_wsl
 
     facts: list[Facts] = []  # as they are after the refusal, taken once
 
@@ -113,7 +96,7 @@ def load(model: OpenModel, plan: AllocationPlan, options: PlanOptions, log: RunL
         log,
         lambda plan: load_once(model, plan, log),
         plan_again,
-        wsl=_under_wsl(),
+        wsl=under_wsl(),
         may_use_cpu=options.device == "auto",
         quiet=quiet,
     )
@@ -178,12 +161,6 @@ def _load_in_ram(model: OpenModel, plan: AllocationPlan, log: RunLog, *, quiet: 
     if not quiet:
         show_plan(second)
     return load_once(model, second, log)
-
-
-def _under_wsl() -> bool:
-    import platform
-
-    return "microsoft" in platform.release().lower()
 
 
 def load_once(model: OpenModel, plan: AllocationPlan, log: RunLog, **memory: Any) -> Engine:

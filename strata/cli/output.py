@@ -32,17 +32,17 @@ R = TypeVar("R")
 @functools.cache
 def out() -> Console:
     """Return the console of stdout."""
-    from rich.console import Console
+    from strata.cli.console import PlainConsole
 
-    return Console(highlight=False, soft_wrap=False)
+    return PlainConsole(highlight=False, soft_wrap=False)
 
 
 @functools.cache
 def err() -> Console:
     """Return the console of stderr."""
-    from rich.console import Console
+    from strata.cli.console import PlainConsole
 
-    return Console(stderr=True, highlight=False)
+    return PlainConsole(stderr=True, highlight=False)
 
 
 def unicode_ok(stream: object) -> bool:

@@ -76,7 +76,10 @@ def take_facts(model: Path | None, options: PlanOptions, recorded: Path | None =
         watch = GatherWatch(
             started=lambda groups, limit_s: now(f"checking the machine: {', '.join(groups)} (at most {limit_s:.0f} s)")
         )
-        return gather(GatherOptions(model=model, gpu=options.gpu), watch)
+        found = gather(GatherOptions(model=model, gpu=options.gpu), watch)
+    from strata.cli.overhead import with_overheads
+
+    return with_overheads(found)
 
 
 def made_with(options: PlanOptions, saved: Path | None) -> PlanOptions:

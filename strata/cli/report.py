@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.cli.output import emit_json, out, say, stop
 from strata.cli.preflight import make_or_load_plan, open_model, take_facts, with_last_run
-from strata.errors import ExitCode, Undetermined, UsageError
+from strata.errors import ExitCode, Undetermined
 
 if TYPE_CHECKING:
     from strata.doctor.plan import PlanOptions
-
-LARGEST_TEXT = 64 << 20  # bytes of a log that are read
 
 
 def write_report(model: str | None, options: PlanOptions, folder: Path, *, json: bool) -> None:
@@ -43,11 +39,19 @@ def write_report(model: str | None, options: PlanOptions, folder: Path, *, json:
     out().print(f"Replaced: {kinds or 'nothing'}. Look through both before you send them.", soft_wrap=True)
 
 
-def explain_text(text: str, *, json: bool) -> None:
-    """Say what is known of an error: `text` itself, or the file or stdin ('-') that it names."""
+def explain_text(given: str, *, json: bool) -> None:
+    """Say what is known of an error: `given` itself, or the file or stdin ('-') that it names."""
+    import msgspec
+
+    from strata.cli.error_text import MOST, read_error_text
     from strata.doctor.explain import explain
 
-    found = explain(_read(text))
+    text = read_error_text(given)
+    if text.skipped:
+        say(f"Only the first and the last {MOST >> 21} MiB of it are looked at.")
+    found = tuple(
+        msgspec.structs.replace(each, line_number=text.line_number(each.line_number)) for each in explain(text.text)
+    )
     if json:
         emit_json(found)
     else:
@@ -55,32 +59,3 @@ def explain_text(text: str, *, json: bool) -> None:
 
         out().print(explanations_view(found))
     stop(ExitCode.OK if found else ExitCode.UNDETERMINED)
-
-
-_LOG_SUFFIXES = (".log", ".txt", ".json", ".jsonl", ".out", ".err")
-
-
-def _refuse_path(path: Path, text: str) -> None:
-    """Say that a file is missing where nothing else can be meant: a folder, or one word that ends as logs do."""
-    if path.is_dir():
-        raise UsageError(f"read {text}", "this is a folder", "Give the path of a log file")
-    if path.suffix in _LOG_SUFFIXES and not text.split()[1:]:
-        raise UsageError(f"read {text}", "there is no such file", "Give the path of a log file, or an error text")
-
-
-def _read(text: str) -> str:
-    if text == "-":
-        return sys.stdin.buffer.read(LARGEST_TEXT).decode(errors="replace")
-    if not {os.sep, os.altsep} & set(text) and not Path(text).suffix:
-        return text
-    try:
-        path = Path(text)
-        if not path.is_file():
-            _refuse_path(path, text)
-            return text
-        with path.open("rb") as file:
-            return file.read(LARGEST_TEXT).decode(errors="replace")
-    except (OSError, ValueError) as error:  # a path that no system can have is a text
-        if isinstance(error, PermissionError):
-            raise UsageError(f"read {text}", "the system refuses: permission denied", "Check the permissions") from None
-        return text

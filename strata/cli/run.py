@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strata.cli.loading import load, plan_to_run, show_plan, versions
+from strata.cli.loading import load, plan_to_run, show_plan
 from strata.cli.output import err, say, stop, warn
 from strata.cli.preflight import (
     OpenModel,
@@ -57,9 +57,11 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         Whatever keeps it from answering; nothing stays allocated.
     """
     from strata.cli.conversation import Conversation
+    from strata.cli.overhead import overhead_noted
     from strata.cli.promise import expected
     from strata.cli.session import Session
     from strata.cli.simulated_run import load_simulated, simulated_log_folder, simulated_machine
+    from strata.doctor.versions import versions
     from strata.runtime.models import load_config
     from strata.runtime.runlog import RunLog, fingerprint, log_folder
     from strata.runtime.sampler import Sampler, SamplerOptions
@@ -109,7 +111,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
             loaded = load_simulated(model, plan, simulated, log, quiet=request.json)
         else:
             loaded = load(model, plan, options, log, quiet=request.json)
-        with loaded as engine:
+        with loaded as engine, overhead_noted(engine, facts):
             session = Session(
                 engine,
                 conversation,

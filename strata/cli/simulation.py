@@ -102,7 +102,7 @@ def simulate(path: Path, model: ModelFacts, options: PlanOptions, *, shrink: flo
     facts = read_facts(path)
     try:
         asked = msgspec.json.decode(path.read_bytes(), type=_Document).simulation
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         raise UsageError(f"simulate {path}", f'its section "simulation" is wrong: {error}', "Correct it") from None
     try:
         choose_gpu(facts, options.gpu)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import metadata
+import sys
 
 from strata.cli.output import emit_json, out
-
-_PACKAGES = ("numpy", "gguf", "tokenizers", "huggingface_hub", "typer", "rich")
-_CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 
 def show_version(*, verbose: bool, json: bool) -> None:
@@ -28,23 +25,13 @@ def show_version(*, verbose: bool, json: bool) -> None:
 
 
 def _surroundings() -> dict[str, str | None]:
-    import platform
-    import sys
+    from strata.doctor.versions import versions
 
-    found: dict[str, str | None] = {
-        "python": f"{platform.python_version()} ({sys.executable})",
-        "system": platform.platform(),
-    }
-    found |= {name: _installed(name) for name in _PACKAGES}
-    found["cupy"] = next((f"{version} ({name})" for name in _CUPY if (version := _installed(name))), None)
+    found: dict[str, str | None] = {**versions()}
+    found["python"] = f"{found['python']} ({sys.executable})"
+    if not any(name.startswith("cupy") for name in found):
+        found["cupy"] = None
     return found | {"driver": _driver()}
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _driver() -> str | None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-import platform
 import zipfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -19,6 +16,7 @@ from strata.doctor.files import write_files
 from strata.doctor.findings import Report
 from strata.doctor.markdown import cut, to_markdown
 from strata.doctor.redact import Redactor, Replaced
+from strata.doctor.versions import versions
 from strata.errors import UsageError
 
 SECTION = 16 << 10  # bytes of one raw output, or of one log
@@ -89,19 +87,6 @@ def write_bundle(
     return bundle
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of every distribution that Strata asks for and that is installed."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    try:
-        names = [requirement.split(";")[0] for requirement in metadata.requires("strata") or ()]
-    except metadata.PackageNotFoundError:  # run from a folder, not installed
-        return found
-    for name in ("strata", *(n.split("[")[0].split(">")[0].split("=")[0].strip() for n in names)):
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
 def _log(path: Path, redactor: Redactor) -> str:
     """Return a log redacted: event by event where it is JSON, as text where it is not."""
     try:
@@ -113,14 +98,24 @@ def _log(path: Path, redactor: Redactor) -> str:
             text = data.decode("utf-8", "replace")
     except OSError as failure:
         return f"could not be read: {failure.strerror or failure}"
-    return "\n".join(_log_line(line, redactor) for line in cut(text, LOOKED_AT).splitlines())
+    return "\n".join(_redacted(cut(text, LOOKED_AT).splitlines(), redactor))
 
 
-def _log_line(line: str, redactor: Redactor) -> str:
-    try:
-        return msgspec.json.encode(redactor.value(msgspec.json.decode(line))).decode()
-    except msgspec.DecodeError:
-        return redactor.text(line)
+def _redacted(lines: Sequence[str], redactor: Redactor) -> Iterator[str]:
+    """Yield events by themselves, and what is text together: a token may be wrapped over two lines."""
+    plain: list[str] = []
+    for line in lines:
+        try:
+            event = msgspec.json.encode(redactor.value(msgspec.json.decode(line))).decode()
+        except (msgspec.DecodeError, RecursionError):
+            plain.append(line)
+            continue
+        if plain:
+            yield redactor.text("\n".join(plain))
+            plain = []
+        yield event
+    if plain:
+        yield redactor.text("\n".join(plain))
 
 
 def _json(value: object) -> str:

@@ -28,6 +28,8 @@ class Card:
     link_name : str
     tensor_tflops : float
         Dense f16 products with f32 sums, 1e12 operations per second.
+    fp32_tflops : float
+        The same for f32 outside the tensor cores, a product and a sum counting as two.
     """
 
     name: str
@@ -36,34 +38,35 @@ class Card:
     link: float
     link_name: str
     tensor_tflops: float
+    fp32_tflops: float
 
 
 _LINKS = {"PCIe 4 x16": 26e9, "PCIe 4 x8": 13e9, "PCIe 5 x16": 53e9, "PCIe 5 x8": 26e9}
 
 
-def _card(name: str, mib: int, gb_per_s: float, link: str, tflops: float) -> Card:
-    return Card(name, mib * MIB, gb_per_s * 1e9, _LINKS[link], link, tflops)
+def _card(name: str, mib: int, gb_per_s: float, link: str, tensor: float, fp32: float) -> Card:
+    return Card(name, mib * MIB, gb_per_s * 1e9, _LINKS[link], link, tensor, fp32)
 
 
-# Name, MiB of VRAM, GB/s, link, f16 TFLOP/s: from NVIDIA's data sheets and architecture papers.
+# Name, MiB of VRAM, GB/s, link, f16 TFLOP/s on tensor cores, f32 TFLOP/s: from NVIDIA's data sheets and papers.
 CARDS = (
-    _card("RTX 3060 12GB", 12_288, 360, "PCIe 4 x16", 26),
-    _card("RTX 3080 10GB", 10_240, 760, "PCIe 4 x16", 60),
-    _card("RTX 3090", 24_576, 936, "PCIe 4 x16", 71),
-    _card("RTX 4060 8GB", 8_188, 272, "PCIe 4 x8", 30),
-    _card("RTX 4060 Ti 16GB", 16_380, 288, "PCIe 4 x8", 44),
-    _card("RTX 4070", 12_282, 504, "PCIe 4 x16", 58),
-    _card("RTX 4080", 16_376, 717, "PCIe 4 x16", 97),
-    _card("RTX 4090", 24_564, 1_008, "PCIe 4 x16", 165),
-    _card("RTX 5060 Ti 16GB", 16_311, 448, "PCIe 5 x8", 47),
-    _card("RTX 5070", 12_227, 672, "PCIe 5 x16", 62),
-    _card("RTX 5070 Ti", 16_303, 896, "PCIe 5 x16", 88),
-    _card("RTX 5080", 16_303, 960, "PCIe 5 x16", 113),
-    _card("RTX 5090", 32_607, 1_792, "PCIe 5 x16", 210),
-    _card("RTX PRO 6000", 97_887, 1_792, "PCIe 5 x16", 250),
-    _card("A100 80GB", 81_920, 1_935, "PCIe 4 x16", 312),
-    _card("H100 80GB", 81_559, 3_350, "PCIe 5 x16", 990),
-    _card("H200", 143_771, 4_800, "PCIe 5 x16", 990),
+    _card("RTX 3060 12GB", 12_288, 360, "PCIe 4 x16", 26, 12.7),
+    _card("RTX 3080 10GB", 10_240, 760, "PCIe 4 x16", 60, 29.8),
+    _card("RTX 3090", 24_576, 936, "PCIe 4 x16", 71, 35.6),
+    _card("RTX 4060 8GB", 8_188, 272, "PCIe 4 x8", 30, 15.1),
+    _card("RTX 4060 Ti 16GB", 16_380, 288, "PCIe 4 x8", 44, 22.1),
+    _card("RTX 4070", 12_282, 504, "PCIe 4 x16", 58, 29.1),
+    _card("RTX 4080", 16_376, 717, "PCIe 4 x16", 97, 48.7),
+    _card("RTX 4090", 24_564, 1_008, "PCIe 4 x16", 165, 82.6),
+    _card("RTX 5060 Ti 16GB", 16_311, 448, "PCIe 5 x8", 47, 23.7),
+    _card("RTX 5070", 12_227, 672, "PCIe 5 x16", 62, 30.9),
+    _card("RTX 5070 Ti", 16_303, 896, "PCIe 5 x16", 88, 43.9),
+    _card("RTX 5080", 16_303, 960, "PCIe 5 x16", 113, 56.3),
+    _card("RTX 5090", 32_607, 1_792, "PCIe 5 x16", 210, 104.8),
+    _card("RTX PRO 6000", 97_887, 1_792, "PCIe 5 x16", 250, 126),
+    _card("A100 80GB", 81_920, 1_935, "PCIe 4 x16", 312, 19.5),
+    _card("H100 80GB", 81_559, 3_350, "PCIe 5 x16", 990, 67),
+    _card("H200", 143_771, 4_800, "PCIe 5 x16", 990, 67),
 )
 
 

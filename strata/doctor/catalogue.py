@@ -7,7 +7,7 @@ from rich.text import Text
 
 from strata.doctor.checks.check import Check
 from strata.doctor.checks.registry import CATALOGUE, FAMILIES, find_check
-from strata.doctor.report import rows
+from strata.doctor.report import Trimmed, rows
 
 
 def check_entries(id: str | None = None) -> list[dict[str, object]]:
@@ -33,7 +33,7 @@ def check_entries(id: str | None = None) -> list[dict[str, object]]:
 
 def check_list() -> RenderableType:
     """Return every check's id and title, in the order of a report."""
-    return rows([(Text(check.id), Text(check.title)) for check in CATALOGUE.values()])
+    return Trimmed(rows([(Text(check.id), Text(check.title)) for check in CATALOGUE.values()]))
 
 
 def check_page(id: str) -> RenderableType:
@@ -46,12 +46,14 @@ def check_page(id: str) -> RenderableType:
     """
     check = find_check(id)
     facts = ", ".join(check.needs) or "how the probes ended"
-    return Group(
-        Text.assemble((check.title, "bold"), f"  [{check.id}]"),
-        Text(),
-        Text(" ".join(check.explanation.split())),
-        Text(),
-        rows([(Text("looks at"), Text(facts))]),
+    return Trimmed(
+        Group(
+            Text.assemble((check.title, "bold"), f"  [{check.id}]"),
+            Text(),
+            Text(" ".join(check.explanation.split())),
+            Text(),
+            rows([(Text("looks at"), Text(facts))]),
+        )
     )
 
 

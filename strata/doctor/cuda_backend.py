@@ -6,7 +6,7 @@ from functools import cached_property
 from math import sqrt
 
 from strata.doctor.candidates import HostChoice
-from strata.doctor.cards import known_card
+from strata.doctor.cards import Card, known_card
 from strata.doctor.cuda_budgets import cuda_limits
 from strata.doctor.experts import ExpertSizes
 from strata.doctor.facts import Facts
@@ -31,8 +31,19 @@ GRAPHS = 64 * MIB  # captured graphs and what libraries keep
 PROCESS = 768 * MIB
 PROCESS_PER_TOKEN = 1024
 
-_UNKNOWN_BANDWIDTH, _UNKNOWN_LINK, _UNKNOWN_TFLOPS = 400e9, 12e9, 40
-_LAYER_S = 26e-6  # a dozen kernels of a replayed graph, 2.2 us of gap and ramp each, as measured on a large card
+_UNKNOWN_BANDWIDTH, _UNKNOWN_LINK, _UNKNOWN_TFLOPS, _UNKNOWN_FP32 = 400e9, 12e9, 40, 20
+# As measured on an H200 (docs/benchmarks.md), for a model of 48 layers and one of 30 narrow ones:
+_LAYER_S = 18e-6  # six kernels of a replayed graph, 3 us each until they are under way
+_CALL_S = 100e-6
+_LOOK_S = 27e-6
+# What the kernels for a few tokens take of a lane of the multiprocessors for each weight of a token: unpacking, staging
+# and multiplying. Attention takes a little less than half of it for a value of a cached cell.
+_INSTRUCTIONS_PER_WEIGHT = 12
+_ATTENTION = 0.45
+_EFFICIENCY = 0.55
+_REACHED = 0.85  # of the published bandwidth; a copy within an H200 reaches 0.82
+_LANES = {"7.0": 64, "7.2": 64, "7.5": 64, "8.0": 64}  # by compute capability, for float32
+_USUAL_LANES = 128
 # Weights multiplied per second in grouped products of quantised experts, by the root of the tensor cores' TFLOP/s:
 # fitted to prompts read at 8,655 tokens/s by an H200 and 2,000 to 2,600 by an RTX 3090, each 3e9 weights a token.
 _WEIGHTS_PER_ROOT_TFLOPS = 1.25e12
@@ -100,7 +111,7 @@ class CudaBackend:
         process = Size(PROCESS + PROCESS_PER_TOKEN * m.vocab, f"{size(PROCESS)} + {m.vocab:,} tokens x 1 KiB")
         lines = (
             line("context", "CUDA context", Tier.VRAM, self._context),
-            line("modules", "kernels", Tier.VRAM, Size(MODULES, "assumed")),
+            line("modules", "kernels", Tier.VRAM, self._overhead(MODULES, "modules_bytes")),
             line("dense", "dense weights, as stored", Tier.VRAM, cuda_footprint.dense_size(m)),
             line("head", "output head, as stored", Tier.VRAM, Size(m.head.bytes, f"{m.head.elements:,} weights")),
             line(
@@ -119,10 +130,22 @@ class CudaBackend:
                 len(cuda_footprint.workspace(m, chunk)),
             ),
             line("logits", "logits of one token", Tier.VRAM, Size(4 * m.vocab, f"{m.vocab:,} tokens x 4")),
-            line("graphs", "captured graphs, libraries", Tier.VRAM, Size(GRAPHS, "assumed")),
+            line("graphs", "captured graphs, libraries", Tier.VRAM, self._overhead(GRAPHS, "graphs_bytes")),
             line("process", "Python, libraries, tokenizer", Tier.PAGEABLE, process),
         )
         return tuple(line for line in lines if line.bytes)
+
+    def _overhead(self, least: int, name: str) -> Size:
+        """What the last run here took, and no less than is assumed.
+
+        The driver counts a whole card, and others may have given memory back meanwhile.
+        """
+        overheads = self._gpu.cuda.overheads if self._gpu.cuda else {}
+        found = overheads.get(self._model.architecture)
+        if found is None:
+            return Size(least, "assumed")
+        nbytes: int = getattr(found, name)
+        return Size(max(nbytes, least), f"{size(nbytes)} measured in the last run, at least {size(least)}")
 
     def slot_bytes(self, slots: int) -> int:
         """See `candidates.Backend`."""
@@ -164,7 +187,8 @@ class CudaBackend:
         m, e = self._model, self.experts
         prompt = min(prompt, request.context)
         stored = e.stored_bytes // max(e.total, 1)
-        expert_weights = max((c.elements for c in e.classes), default=0)
+        weights = m.dense.elements + e.layers * m.top_k * max((c.elements for c in e.classes), default=0)
+        a_cell = _ATTENTION * m.heads * (m.key_length + m.value_length) * sum(groups > 0 for groups in m.kv_heads)
         return Traffic(
             dense_bytes=m.dense.bytes,
             head_bytes=m.head.bytes,
@@ -177,7 +201,8 @@ class CudaBackend:
             top_k=m.top_k,
             ready_bytes=stored,
             stored_bytes=stored,
-            weights_per_token=m.dense.elements + e.layers * m.top_k * expert_weights,
+            weights_per_token=weights + round(a_cell * prompt / 2),
+            answer_weights=weights + m.head.elements + round(a_cell * prompt),
         )
 
     def _spread(self, slots: int) -> tuple[int, ...]:
@@ -192,6 +217,16 @@ def _context(gpu: Gpu) -> tuple[Size, tuple[str, ...]]:
     return Size(CONTEXT, "assumed"), (note,)
 
 
+def _lanes(gpu: Gpu, card: Card | None) -> float:
+    """Instructions per second of all lanes: by what the card says of itself, else as published, else assumed."""
+    processors = gpu.cuda.attributes.get("MultiProcessorCount") if gpu.cuda and gpu.cuda.attributes else None
+    clock = gpu.nvml.sm_clock_max_mhz if gpu.nvml else None
+    if processors and clock:
+        capability = (gpu.cuda and gpu.cuda.compute_capability) or ""
+        return processors * _LANES.get(capability, _USUAL_LANES) * clock * 1e6
+    return (card.fp32_tflops if card else _UNKNOWN_FP32) / 2 * 1e12
+
+
 def _speeds(facts: Facts, gpu: Gpu) -> Speeds:
     """Take bandwidths as measured, else as published for the card, else assumed; and say which."""
     card, measured = known_card(gpu.name), facts.speed.value
@@ -203,7 +238,9 @@ def _speeds(facts: Facts, gpu: Gpu) -> Speeds:
         return speed
 
     copied = measured.device_copy_bytes_per_s if measured else None
-    vram = pick("VRAM reads at", 2 * copied if copied else None, card.bandwidth if card else None, _UNKNOWN_BANDWIDTH)
+    vram = pick(
+        "VRAM reads at", 2 * copied if copied else None, _REACHED * card.bandwidth if card else None, _UNKNOWN_BANDWIDTH
+    )
     link = pick(
         "Page-locked memory is copied at",
         measured.h2d_pinned_bytes_per_s if measured else None,
@@ -223,7 +260,11 @@ def _speeds(facts: Facts, gpu: Gpu) -> Speeds:
         unstaged=unstaged or min(link / 4, pageable / 2),
         ready=float("inf"),
         weights=_WEIGHTS_PER_ROOT_TFLOPS * sqrt(card.tensor_tflops if card else _UNKNOWN_TFLOPS),
+        call_tokens=cuda_footprint.CALL_TOKENS,
+        products=_lanes(gpu, card) / _INSTRUCTIONS_PER_WEIGHT,
         layer_s=_LAYER_S,
-        efficiency=0.45,
+        call_s=_CALL_S,
+        look_s=_LOOK_S,
+        efficiency=_EFFICIENCY,
         basis=(*basis, ram_basis, file_basis),
     )

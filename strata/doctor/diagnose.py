@@ -47,26 +47,34 @@ def diagnose(
         When `only` or `skip` names no check.
     """
     machine = Machine(facts, model, plan, options or PlanOptions())
+    only = tuple(only)
     findings = run_checks(machine, only=only, skip=skip)
     return Report(
         strata_version=facts.strata_version,
-        verdict=verdict(findings, plan, strict=strict),
+        verdict=verdict(findings, plan, strict=strict, partial=bool(only)),
         findings=findings,
         facts=facts,
         plan=plan,
     )
 
 
-def verdict(findings: Iterable[Finding], plan: AllocationPlan | None = None, *, strict: bool = False) -> Verdict:
+def verdict(
+    findings: Iterable[Finding], plan: AllocationPlan | None = None, *, strict: bool = False, partial: bool = False
+) -> Verdict:
     """Return the first line of a report: the worst of `findings`, or what fits when there is nothing to say.
 
     A failure outweighs all else; then an unknown that readiness depends on, or a check that broke; then warnings.
+    `partial` says that only some checks were asked for: what they leave open cannot be called ready.
     """
     findings = tuple(findings)
     failed = [f.what for f in findings if f.status is Status.FAIL]
     if plan and not plan.feasible and not failed:
         failed = [plan.shortfall.sentence if plan.shortfall else "The plan does not fit this machine."]
-    unsure = [f.title for f in findings if f.status is Status.CRASHED or _essential_unknown(f)]
+    unsure = [
+        f.title
+        for f in findings
+        if f.status is Status.CRASHED or (f.status is Status.UNKNOWN and (partial or CATALOGUE[f.id].essential))
+    ]
     warned = [f.what for f in findings if f.status is Status.WARN]
     where = " on the CPU (no NVIDIA GPU here)" if any(f.id == "STR-GPU-NONE" for f in findings) else ""
     fits = f": {plan.model.name} fits with a context of {plan.context:,} tokens" if plan and plan.feasible else ""
@@ -74,6 +82,11 @@ def verdict(findings: Iterable[Finding], plan: AllocationPlan | None = None, *, 
         return _verdict(Outcome.NOT_READY, f"Not ready: {_first_of(failed, 'problem')}", strict)
     if unsure:
         return _verdict(Outcome.UNDETERMINED, f"Could not be determined: {', '.join(unsure)}.", strict)
+    if partial:
+        well = "nothing is wrong." if any(f.status is Status.PASS for f in findings) else "none says anything here."
+        found = _first_of(warned, "warning") if warned else well
+        outcome = Outcome.READY_WITH_WARNINGS if warned else Outcome.READY
+        return _verdict(outcome, f"Of the checks asked for: {found}", strict)
     if warned:
         return _verdict(Outcome.READY_WITH_WARNINGS, f"Ready{where}{fits}, but: {_first_of(warned, 'warning')}", strict)
     return _verdict(Outcome.READY, f"Ready{where}{fits}.", strict)
@@ -81,10 +94,6 @@ def verdict(findings: Iterable[Finding], plan: AllocationPlan | None = None, *, 
 
 def _verdict(outcome: Outcome, sentence: str, strict: bool) -> Verdict:
     return Verdict(outcome=outcome, sentence=sentence, exit_code=int(exit_code(outcome, strict=strict)))
-
-
-def _essential_unknown(finding: Finding) -> bool:
-    return finding.status is Status.UNKNOWN and CATALOGUE[finding.id].essential
 
 
 def _first_of(sentences: list[str], noun: str) -> str:

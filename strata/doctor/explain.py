@@ -10,6 +10,7 @@ import msgspec
 
 from strata.doctor.cuda_causes import CUDA_CODES
 from strata.doctor.known_errors import KNOWN_ERRORS, TROUBLE
+from strata.doctor.redact_forms import ANSI
 
 LONGEST_LINE = 1000  # what is looked at of one line; error texts are shorter
 MOST_PARTS = 4  # of one wrapped line
@@ -35,6 +36,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     line: str  # the first line it was recognised in
     line_number: int  # from 1
     times: int  # how many lines say the same
+    or_more: bool = False  # there were too many different lines to look at them all
 
 
 def explain(text: str) -> tuple[Explanation, ...]:
@@ -44,12 +46,13 @@ def explain(text: str) -> tuple[Explanation, ...]:
     are looked at. An empty result means that nothing is known: see `NOT_KNOWN`.
     """
     seen: dict[str, list[int]] = {}
-    for number, line in _logical_lines(text):
+    for number, line in _logical_lines(ANSI.sub("", text) if "\x1b" in text else text):
         lower = line.lower()
-        if any(word in lower for word in TROUBLE):
+        if any(word in lower for word in TROUBLE) and _is_text(line):
             seen.setdefault(CLOCK.sub("", line), []).append(number)
     lines = list(seen.items())
-    if len(lines) > MOST_LINES:
+    too_many = len(lines) > MOST_LINES
+    if too_many:
         lines = lines[: MOST_LINES // 2] + lines[-MOST_LINES // 2 :]
     found: dict[Known, tuple[str, list[int]]] = {}
     for line, numbers in lines:
@@ -64,6 +67,7 @@ def explain(text: str) -> tuple[Explanation, ...]:
             line=" ".join(line.split()),
             line_number=numbers[0],
             times=len(numbers),
+            or_more=too_many,
         )
         for (title, cause, remedy, check), (line, numbers) in found.items()
     )
@@ -72,7 +76,7 @@ def explain(text: str) -> tuple[Explanation, ...]:
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield (line number, line), an indented continuation joined to the line it continues."""
     start, parts = 0, [""]
-    for number, raw in enumerate(text.splitlines(), 1):
+    for number, raw in _lines(text):
         line = _event_in_words(raw) if raw.startswith(EVENT) else raw
         if line[:1] in (" ", "\t") and parts[0]:
             if len(parts) < MOST_PARTS:
@@ -83,11 +87,27 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     yield start, " ".join(parts)
 
 
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (number, line) as an editor counts them; what a progress bar wrote over is a line of the same number."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if "\r" in line:
+            yield from ((number, part) for part in line.split("\r"))
+        else:
+            yield number, line
+
+
+def _is_text(line: str) -> bool:
+    """Say whether a line is not a piece of a binary file, in which any short word turns up."""
+    begin = line[:200]
+    strange = sum(sign == "\ufffd" or (sign < " " and sign != "\t") for sign in begin)
+    return strange * 8 <= len(begin)
+
+
 def _event_in_words(line: str) -> str:
     """Return what an event of Strata's own run log says of a failure: a plan's many words are none."""
     try:
         event = msgspec.json.decode(line, type=dict[str, object])
-    except msgspec.MsgspecError:  # cut off
+    except (msgspec.MsgspecError, RecursionError):  # cut off, or none of ours
         return line
     said: list[str] = []
     for text in (str(event[key]) for key in ("line", "message", "code", "call") if event.get(key)):

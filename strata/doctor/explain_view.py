@@ -18,10 +18,11 @@ LONGEST = 200  # characters shown of a recognised line
 def explanations_view(explanations: Sequence[Explanation]) -> RenderableType:
     """Return each recognised error with its line, cause and remedy, or that nothing is known."""
     if not explanations:
-        return Text(NOT_KNOWN)
+        return Trimmed(Text(NOT_KNOWN))
     parts: list[RenderableType] = []
     for found in explanations:
-        times = f", {counted(found.times, 'time')}" if found.times > 1 else ""
+        or_more = " or more" if found.or_more else ""
+        times = f", {counted(found.times, 'time')}{or_more}" if found.times > 1 else ""
         line = found.line if len(found.line) <= LONGEST else found.line[: LONGEST - 3] + "..."
         lines = [
             (Text(f"line {found.line_number}"), Text(line + times)),

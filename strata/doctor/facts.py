@@ -179,6 +179,13 @@ class LibraryFile(msgspec.Struct, frozen=True, omit_defaults=True):
     found_by: str | None = None  # "LD_LIBRARY_PATH", "ld.so.cache", "/usr/lib/wsl/lib", ...
 
 
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+    """VRAM that a run took beside its context and its own allocations, by the driver's count."""
+
+    modules_bytes: int  # once every kernel was loaded
+    graphs_bytes: int  # what came on top by the end: captured graphs, and what libraries keep
+
+
 class CudaDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One device as a CUDA process sees it."""
 
@@ -191,6 +198,9 @@ class CudaDevice(msgspec.Struct, frozen=True, kw_only=True):
     context_bytes: int | None = None  # what the context and a loaded module took from the device
     integrated: bool | None = None
     nvml_index: int | None = None  # the same card in NVML's order, matched by UUID
+    overheads: dict[
+        str, Overhead
+    ] = {}  # by model architecture: of the last run with this card, driver and these kernels
     attributes: dict[str, int] = {}  # by CUDA's names: "CanMapHostMemory", "PageableMemoryAccess", ...
     error: ProbeError | None = None  # why this device could not be used; the others may still work
     unknown: dict[str, str] = {}

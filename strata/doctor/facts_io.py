@@ -10,6 +10,7 @@ from strata.doctor.facts import SCHEMA_VERSION, Facts
 from strata.doctor.files import write_files
 from strata.errors import UsageError
 
+LARGEST_NUMBER = 1 << 64
 LARGEST = 16 << 20  # bytes of a record; /dev/zero has no end
 
 
@@ -40,11 +41,25 @@ def read_facts(path: Path) -> Facts:
         version = msgspec.json.decode(text, type=_Schema).schema_version
         if version != SCHEMA_VERSION:
             raise UsageError(asked, f"it has schema version {version}, this Strata reads {SCHEMA_VERSION}", again)
-        return msgspec.json.decode(text, type=Facts)
+        facts = msgspec.json.decode(text, type=Facts)
+        _require_sane(msgspec.to_builtins(facts))
+        return facts
     except msgspec.ValidationError as failure:
         raise UsageError(asked, f"it is JSON, but not a record of facts: {failure}", again) from None
-    except msgspec.DecodeError as failure:
-        raise UsageError(asked, f"it is not JSON: {failure}", again) from None
+    except (msgspec.DecodeError, ValueError, RecursionError) as failure:
+        raise UsageError(asked, f"it is not JSON that Strata wrote: {failure}", again) from None
+
+
+def _require_sane(value: object) -> None:
+    """Raise `ValueError` for a number that no probe can have counted: sizes are sums of what is counted in 64 bits."""
+    if isinstance(value, dict):
+        for item in value.values():
+            _require_sane(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _require_sane(item)
+    elif isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
+        raise ValueError("it has a number of more than 64 bits")
 
 
 def write_facts(facts: Facts, path: Path) -> None:

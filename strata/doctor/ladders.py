@@ -1,4 +1,4 @@
-"""What a plan gave up, in words: one sentence for every step down a ladder."""
+"""What a plan gave up, in words: one sentence for every step down a ladder, and for what no plan can save yet."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from strata.doctor.plan import Reservation, Tier
 from strata.doctor.request import Request
 from strata.doctor.speed import Placement
 from strata.doctor.units import size
+from strata.gguf.model_facts import ModelFacts
 
 
 def given_up(backend: Backend, request: Request, fixed: tuple[Reservation, ...], where: Placement) -> tuple[str, ...]:
@@ -40,3 +41,26 @@ def given_up(backend: Backend, request: Request, fixed: tuple[Reservation, ...],
     lie = [f"{count:,} in {backend.limits.names[tier]}" for count, tier in places if count]
     sentences.append(f"When missed, experts are read as stored: {', '.join(lie)}.")
     return tuple(sentences)
+
+
+def about_windows(model: ModelFacts, context: int, chunk: int, kv_bytes: int) -> tuple[str, ...]:
+    """Say what a windowed KV cache would save: attention reads a cache with a cell for every position.
+
+    Parameters
+    ----------
+    model : ModelFacts
+    context, chunk : int
+        Tokens, and those of the largest call.
+    kv_bytes : int
+        Of the whole KV cache.
+    """
+    cells = model.window + chunk
+    if not model.windowed_layers or cells >= context:
+        return ()
+    share = sum(model.kv_heads[layer] for layer in model.windowed_layers) / sum(model.kv_heads)
+    saved = round(kv_bytes * share * (context - cells) / context)
+    return (
+        f"Layers that see {model.window:,} tokens only: {len(model.windowed_layers)} of {model.layers}. Their KV cache "
+        f"holds all {context:,} like that of the others, since attention cannot read a windowed one yet, which would "
+        f"take {size(saved)} less.",
+    )

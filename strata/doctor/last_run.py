@@ -139,7 +139,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         try:
             event = msgspec.json.decode(line)
-        except msgspec.DecodeError:  # cut off by a crash, or where the middle was left out
+        except (msgspec.DecodeError, RecursionError):  # cut off by a crash, or where the middle was left out
             continue
         if isinstance(event, dict):
             yield event

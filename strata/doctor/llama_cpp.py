@@ -67,7 +67,7 @@ def llama_cpp(plan: AllocationPlan, model: ModelFacts, path: str) -> LlamaCpp:
     rest += ["-fa on", f"-ctk {kv}", f"-ctv {kv}", f"--load-mode {mode}"]
     return LlamaCpp(
         arguments=("-m", path, *" ".join(place + rest).split()),
-        buffers=buffers(model, plan.context, kv, first if cuda else None),
+        buffers=buffers(model, plan.context, kv, first if cuda else None, batch),
         differences=tuple(_differences(plan, model, first)),
     )
 
@@ -88,7 +88,7 @@ def first_layer_in_vram(plan: AllocationPlan, model: ModelFacts) -> int:
     return first
 
 
-def buffers(model: ModelFacts, context: int, kv: str, first: int | None) -> Buffers:
+def buffers(model: ModelFacts, context: int, kv: str, first: int | None, batch: int = _LEAST_BATCH) -> Buffers:
     """Work out the buffers that llama.cpp logs for a model.
 
     Parameters
@@ -99,9 +99,15 @@ def buffers(model: ModelFacts, context: int, kv: str, first: int | None) -> Buff
         llama.cpp's type of keys and values: "f32", "f16" or "q8_0".
     first : int, optional
         First layer whose experts are in VRAM; None when nothing is.
+    batch : int
+        Tokens, -ub: layers that see a window keep as many cells more.
     """
     by_layer = _expert_bytes(model)
-    values = sum(model.kv_heads) * (model.key_length + model.value_length) + model.index_values
+    head_values = model.key_length + model.value_length
+    cells = round_up(context, CELL_STEP)
+    values = cells * (sum(model.kv_heads) * head_values + model.index_values)
+    windowed = sum(model.kv_heads[layer] for layer in model.windowed_layers) * head_values
+    values -= windowed * max(cells - round_up(model.window + batch, CELL_STEP), 0)
     read_by_row = model.embedding_table.bytes + model.row_tables.bytes
     head = 0 if model.tied_head and first is None else model.head.bytes  # tied, and in VRAM: it is there twice
     device = 0
@@ -111,7 +117,7 @@ def buffers(model: ModelFacts, context: int, kv: str, first: int | None) -> Buff
     return Buffers(
         device_model=device,
         host_model=read_by_row + whole - device,
-        kv=round_up(context, CELL_STEP) * values * _BLOCK_BYTES[kv] // 32,
+        kv=values * _BLOCK_BYTES[kv] // 32,
         state=model.recurrent_state_bytes,
     )
 

@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 
 from strata.doctor.findings import Report
+from strata.doctor.printable import printable
 from strata.doctor.report import TerminalReport
 
 LONGEST = 48_000  # bytes; forges refuse texts beyond 64 KiB
@@ -34,7 +35,7 @@ def plain_text(report: Report) -> str:
     file = io.StringIO()
     console = Console(file=file, width=100, color_system=None, force_terminal=False, legacy_windows=False)
     console.print(TerminalReport(report, verbose=True))
-    return file.getvalue().strip()
+    return printable(file.getvalue().strip())
 
 
 def fenced(text: str, kind: str = "") -> str:

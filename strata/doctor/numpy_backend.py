@@ -158,6 +158,7 @@ class NumpyBackend:
             ready_bytes=self._slot_bytes if e.total else 0,
             stored_bytes=e.stored_bytes // max(e.total, 1),
             weights_per_token=per_token,
+            answer_weights=0,  # products of single tokens take no longer than reading the weights
         )
 
 
@@ -175,7 +176,11 @@ def _speeds(facts: Facts, model: ModelFacts, threads: int) -> Speeds:
         unstaged=ram,
         ready=1 / slowness if types else float("inf"),
         weights=_WEIGHTS_PER_CORE_S * threads,
+        call_tokens=0,
+        products=float("inf"),
         layer_s=_LAYER_S,
+        call_s=0.0,
+        look_s=0.0,
         efficiency=_EFFICIENCY,
         basis=(ram_basis, file_basis),
     )

@@ -56,7 +56,7 @@ def load_plan(path: Path) -> AllocationPlan:
         ) from error
     try:
         version = msgspec.json.decode(text, type=_Versioned).schema_version
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise PlanMismatch(asked, f"the file is no plan: {error}", _AGAIN) from error
     if version != SCHEMA_VERSION:
         raise PlanMismatch(
@@ -64,7 +64,7 @@ def load_plan(path: Path) -> AllocationPlan:
         )
     try:
         return msgspec.json.decode(text, type=AllocationPlan)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         raise PlanMismatch(asked, f"a field is wrong: {error}", f"Correct it, or make a new one. {_AGAIN}") from error
 
 

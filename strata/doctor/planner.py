@@ -19,7 +19,7 @@ from strata.doctor.changes import smallest_changes
 from strata.doctor.cuda_backend import CudaBackend
 from strata.doctor.facts import Facts
 from strata.doctor.gpus import gpus
-from strata.doctor.ladders import given_up
+from strata.doctor.ladders import about_windows, given_up
 from strata.doctor.machines import smallest_machine
 from strata.doctor.numpy_backend import NumpyBackend
 from strata.doctor.plan import (
@@ -147,6 +147,7 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
     lines = chosen.fixed + backend.expert_lines(where.slots, where.pinned, where.pageable)
     total = backend.experts.total
     classes = backend.slot_classes(where.slots) if total else ()
+    kv = next((line.bytes for line in lines if line.id == "kv_cache"), 0)
     return AllocationPlan(
         strata_version=__version__,
         model=ModelIdentity(
@@ -176,7 +177,13 @@ def _draft(facts: Facts, model: ModelFacts, options: PlanOptions) -> AllocationP
         shared=backend.limits.shared,
         reservations=tuple(sorted(lines, key=lambda line: _ORDER.index(line.tier))),
         fallbacks=given_up(backend, request, chosen.fixed, where) if chosen.fits else (),
-        notes=request.notes + backend.limits.notes + backend.notes + _about_auto(facts, options, backend),
+        notes=(
+            *request.notes,
+            *about_windows(model, request.context, where.chunk, kv),
+            *backend.limits.notes,
+            *backend.notes,
+            *_about_auto(facts, options, backend),
+        ),
         shortfall=None if chosen.fits else _shortfall(problem, lines),
         expected=_expected(problem, where) if chosen.fits else None,
     )

@@ -17,7 +17,9 @@ COMMANDS: dict[str, Sequence[str]] = {
     "nvidia-smi topo -m": ("nvidia-smi", "topo", "-m"),
     "pip list": (sys.executable, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check"),
     # Not systeminfo: it names the owner, the domain and the product's id, each after a word of the system's language.
-    **({"ver": ("cmd", "/c", "ver")} if sys.platform == "win32" else {"uname": ("uname", "-a"), "lscpu": ("lscpu",)}),
+    # Not uname -a: it names the host.
+    **({"ver": ("cmd", "/c", "ver")} if sys.platform == "win32" else {}),
+    **({"uname": ("uname", "-srvm"), "lscpu": ("lscpu",)} if sys.platform != "win32" else {}),
 }
 
 

@@ -23,59 +23,22 @@ from urllib.parse import quote
 
 import msgspec
 
-# Names that identify nobody, and that every log is full of.
-NOBODY = frozenset({"root", "admin", "administrator", "nobody", "localhost", "default", "public", "runner"})
-# Words of the field: someone called like one is replaced only where it stands as a name (/home/cuda, USER=cuda).
-WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        """cuda gpu cpu ram vram nvidia driver linux windows ubuntu debian fedora arch wsl docker python cupy numpy
-        model models strata expert experts token tokens cache kernel memory disk head plan run test max min free used
-        total home host local data work dev lib usr bin etc opt var tmp mnt user users system the and for not are was
-        has one all""",
-    )
+from strata.doctor.redact_forms import (
+    ANSI,
+    BEGINS,
+    EDGE,
+    FORMS,
+    HOST_KEY,
+    NAMED_HOST,
+    NAMED_USER,
+    NOBODY,
+    SAME_KIND,
+    SECRET_KEY,
+    SLASH,
+    USER_KEY,
+    VERSION_BEFORE,
+    WORDS,
 )
-EDGE = r"\w\u0300-\u036f"  # what a word is made of: letters, digits, underscore, combining accents
-VERSION_BEFORE = re.compile(  # the word itself, then nothing but what stands between a name and its version
-    r"(?:nvidia|cuda|cupy|cublas|cudnn|nccl|nvrtc|version|driver|kernel|release|build|linux|windows|package|==|\bv)"
-    r"[\w\-.]{0,24}[\"': =(]{0,4}$",
-    re.IGNORECASE,
-)
-ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # colours, which would hide a word's edge
-_BEGINS = rf"(?:(?<![{EDGE}])|(?<=%[0-9A-Fa-f]{{2}})|(?<=\\[nrt]))"  # a word's edge, in an encoded text too
-SECRET_KEY = re.compile(r"token$|secret|passw|api_?key|access_?key|credential|serial|machine.?id", re.IGNORECASE)
-ASSIGNED = r"\\?[\"']?[ \t]*[=:][ \t]*\\?[\"']?"  # what stands between a key and its value in JSON, env or prose
-NAME_IN_PATH = r"[^/\\\s\"'<>|:;,)\]]+"
-
-FORMS = {  # kind -> pattern; what its group "keep_..." matched stays in the text
-    "token": r"(?<![\w-])(?:hf_(?=[A-Za-z0-9]*[A-Z0-9])[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}"
-    r"|glpat-[\w-]{8,}|nvapi-[\w-]{8,}|gsk_\w{8,}|r8_\w{8,}|npm_\w{8,}|pypi-[\w-]{16,}|AIza[\w-]{20,}"
-    r"|[sr]k_(?:live|test)_\w{8,}|sk-[A-Za-z0-9_-]{12,}|xox[a-z]-[A-Za-z0-9-]{8,}|AKIA[0-9A-Z]{12,}|eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?)",
-    "bearer": rf"(?<!\w)(?P<keep_bearer>(?i:bearer[ \t]+|authorization{ASSIGNED}(?:basic|token)[ \t]+))"
-    r"(?:(?=\S*\d)[A-Za-z0-9._~+/=-]{6,}|[A-Za-z0-9._~+/=-]{20,})",
-    "login": r"(?P<keep_login>://)[^\s/@\"'<>]+(?=@)",
-    "secret": rf"(?P<keep_secret>(?:TOKEN|SECRET|API_?KEY|ACCESS_?KEY|(?i:passw(?:or)?d|api[_-]key|secret)){ASSIGNED})"
-    r"[^\s\"'\\,;]{4,}"
-    r"|(?P<keep_query>[?&](?i:[\w-]*token|sig(?:nature)?|key|policy|credential|x-amz-[\w-]+|key-pair-id)=)[^\s&\"'<>]+"
-    r"|(?P<keep_option>(?<!\S)--?(?:[\w-]+-)?(?:token|password)[ =])[^\s\"']{4,}",
-    "serial": rf"(?<!\w)(?P<keep_serial>(?i:serial(?:[ _-]?(?:number|no))?|s/n|machine-id){ASSIGNED})"
-    r"[A-Za-z0-9][\w-]{3,}|(?P<keep_disk>/disk/by-[a-z]+/)[^\s\"',;)]+",
-    "email": r"(?<![\w.+-])[\w.+-]{1,64}(?:@|%40)(?:[A-Za-z0-9-]{1,63}\.){1,4}[A-Za-z]{2,24}(?![\w-])",
-    "server": r"(?:(?<=^)|(?<=[\s\"'=(]))(?P<keep_share>\\{2,4}|//)(?![.?])[\w.-]+(?=[/\\])"
-    r"|(?<![\w/:.\\-])(?!\w+:/{2})[A-Za-z][\w.-]+(?=:/[\w.-])",  # \\server\share, //server/share, server:/share
-    "elsewhere": r"(?P<keep_elsewhere>(?:[/\\]{1,2}(?:home|[Uu]sers)|(?<![\w.])/(?:run/)?media)[/\\]{1,2})"
-    rf"(?:{NAME_IN_PATH}(?: {NAME_IN_PATH}){{0,3}}(?=[/\\])|{NAME_IN_PATH})",
-    "uuid": r"(?<![0-9A-Za-z])(?P<keep_uuid>(?:GPU|MIG)-)?[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
-    r"(?![0-9A-Za-z])|(?<![0-9A-Za-z])(?P<keep_part>(?:GPU|MIG)-)[0-9a-fA-F]{6,}[0-9a-fA-F-]*"
-    r"|(?<!\w)(?P<keep_sid>S-1-5-21-)\d+(?:-\d+){2,}",
-    "mac": r"(?<![\w:.-])(?:[0-9A-Fa-f]{2}[:-]){5,19}[0-9A-Fa-f]{2}(?![\w:-])",
-    "ip": r"(?<![\w.+-])(?:\d{1,3}\.){3}\d{1,3}(?![\w+-]|\.\d)"
-    r"|(?<![\w:.])[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]{1,38}(?:%\w+)?(?![\w:])",
-}
-NAMED_USER = (
-    rf"(?:(?<=[Uu]ser[ =:])|(?<=USER=)|(?<=USERNAME=)|(?<=LOGNAME=))<NAME>(?![{EDGE}])|(?<![{EDGE}])<NAME>(?=@)"
-)
-NAMED_HOST = rf"(?:(?<=@)|(?<=HOSTNAME=)|(?<=COMPUTERNAME=))<NAME>(?![{EDGE}])"
 
 
 @dataclass(frozen=True)
@@ -113,8 +76,19 @@ def this_identity() -> Identity:
         homes.add(account.pw_dir)
     hosts = {socket.gethostname(), socket.gethostname().partition(".")[0]}
     hosts |= {os.environ.get(name, "") for name in ("HOSTNAME", "COMPUTERNAME", "USERDOMAIN", "USERDNSDOMAIN")}
+    hosts |= _domains(Path("/etc/resolv.conf"))
     homes |= {os.path.realpath(home) for home in homes if _is_home(home)}
     return Identity(_longest_first(users), _longest_first(homes), _longest_first(hosts))
+
+
+def _domains(resolver: Path) -> set[str]:
+    """Return the domains in which this machine looks for names: a company's says whose machine it is."""
+    try:
+        lines = resolver.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    found = {name.strip(".") for line in lines if line.startswith(("search ", "domain ")) for name in line.split()[1:]}
+    return {name for name in found if "." in name}
 
 
 @dataclass
@@ -142,7 +116,9 @@ class Redactor:
         What stands under a secret's key is replaced altogether; enumerations and the names of fields stay.
         """
         if type(value) is str:
-            return self._pseudonym("secret", value) if value and SECRET_KEY.search(key) else self.text(value)
+            if value and SECRET_KEY.search(key):
+                return self._pseudonym("secret", value)
+            return self._labelled(value, key) or self.text(value)
         if isinstance(value, msgspec.Struct):
             return msgspec.structs.replace(
                 value, **{name: self.value(getattr(value, name), name) for name in value.__struct_fields__}
@@ -151,15 +127,23 @@ class Redactor:
             return {self.value(k): self.value(v, str(k)) for k, v in value.items()}
         return type(value)(self.value(v, key) for v in value) if isinstance(value, (list, tuple)) else value
 
+    def _labelled(self, value: str, key: str) -> str | None:
+        """Return the pseudonym of a name that is a common word but stands under its key; None for what is not one."""
+        for kind, keys, names in (("user", USER_KEY, self.identity.users), ("host", HOST_KEY, self.identity.hosts)):
+            if keys.fullmatch(key) and value.casefold() in map(str.casefold, names) and _is_common(value):
+                return self._pseudonym(kind, value)
+        return None
+
     def _forms(self) -> dict[str, str]:
         """Return every pattern by its kind, in the order in which they are tried at one place."""
         who = self.identity
         return {
-            **{kind: FORMS[kind] for kind in ("token", "bearer", "login", "secret", "serial", "email")},
+            **{kind: FORMS[kind] for kind in ("token", "private_key", "bearer", "login", "secret", "serial", "email")},
             "home": _alternatives(who.homes, _is_home, rf"(?<![{EDGE}/\\])<NAME>(?![{EDGE}.-])"),
             "elsewhere": FORMS["elsewhere"],
-            "host": _alternatives(who.hosts, _is_distinctive, rf"{_BEGINS}(?<![.-])<NAME>(?![{EDGE}])"),
-            "user": _alternatives(who.users, _is_distinctive, rf"{_BEGINS}<NAME>(?![{EDGE}])"),
+            "host": _alternatives(who.hosts, _is_distinctive, rf"{BEGINS}(?<![.-])<NAME>(?![{EDGE}])"),
+            "domain": _alternatives(who.hosts, lambda name: "." in name, rf"(?<=\.)<NAME>(?![{EDGE}])"),
+            "user": _alternatives(who.users, _is_distinctive, rf"{BEGINS}<NAME>(?![{EDGE}])"),
             "server": FORMS["server"],
             "named_user": _alternatives(who.users, _is_common, NAMED_USER),
             "named_host": _alternatives(who.hosts, _is_common, NAMED_HOST),
@@ -177,7 +161,7 @@ class Redactor:
 
     def _pseudonym(self, kind: str, value: str) -> str:
         plain = unicodedata.normalize("NFC", value).casefold()
-        kind = "token" if kind in ("bearer", "login", "secret") else "host" if kind == "server" else kind
+        kind = SAME_KIND.get(kind, kind)
         if (kind, plain) not in self._names:
             number = sum(k == kind for k, _ in self._names) + 1
             name = "~" if kind == "home" else f"[{kind}]" if kind == "token" else f"[{kind}-{number}]"
@@ -204,9 +188,14 @@ def _spellings(value: str) -> str:
         {quote(form) for form in forms}
         | {quote(form, safe="") for form in forms}
         | {json.dumps(form)[1:-1] for form in forms}
+        | {re.sub(r"([ '\"()&;$])", r"\\\1", form) for form in forms}  # as a shell wants it
     )
-    forms |= {form.replace("\\", "/") for form in forms} | {form.replace("\\", "\\\\") for form in forms}
-    return "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
+    return "|".join(_any_slashes(form) for form in sorted(forms, key=len, reverse=True))
+
+
+def _any_slashes(text: str) -> str:
+    """Return a pattern for `text` with each run of slashes either way and escaped however often."""
+    return SLASH.join(re.escape(part) for part in re.split(r"[/\\]+", text))
 
 
 def _is_home(path: str) -> bool:

@@ -50,7 +50,8 @@ class Traffic:
     top_k: int
     ready_bytes: int  # one expert in a slot
     stored_bytes: int  # one expert as stored, on average
-    weights_per_token: int  # that one token is multiplied by
+    weights_per_token: int  # that a token of the prompt is multiplied by, attention's products among them
+    answer_weights: int  # the same for one token after the prompt, the head's among them
 
     @property
     def experts(self) -> int:
@@ -72,7 +73,11 @@ class Speeds:
     unstaged: float  # bounds all but `pinned` where the staging ring is not page-locked
     ready: float
     weights: float  # multiplied per second in matrix products over a whole chunk
+    call_tokens: int  # up to so many, a call multiplies each token by itself, while it reads the weights
+    products: float  # multiplied per second then
     layer_s: float  # launching one layer's kernels or calls
+    call_s: float  # what the host does between two calls
+    look_s: float  # the host's look at one layer's experts, where some lie where the device cannot fetch them
     efficiency: (
         float  # the least part of the bandwidths that the backend is held to; the expected range ends at its double
     )
@@ -103,13 +108,13 @@ def decode_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> fl
 def _decode_seconds(
     traffic: Traffic, speeds: Speeds, placement: Placement, miss_s: float, misses: float | None = None
 ) -> float:
-    seconds = _fixed_seconds(traffic, speeds, placement, tokens=1) + traffic.kv_bytes / speeds.vram
-    if traffic.experts:
-        requests = traffic.expert_layers * traffic.top_k
-        if misses is None:
-            misses = requests * (1.0 - hit_rate(placement.slots / traffic.experts))
-        seconds += requests * traffic.ready_bytes / speeds.vram + misses * miss_s
-    return seconds
+    requests = traffic.expert_layers * traffic.top_k
+    read = traffic.dense_bytes + traffic.head_bytes + traffic.kv_bytes + requests * traffic.ready_bytes
+    seconds = _call_seconds(traffic, speeds, placement, tokens=1)
+    seconds += max(read / speeds.vram, traffic.answer_weights / speeds.products)
+    if misses is None:
+        misses = requests * (1.0 - hit_rate(placement.slots / traffic.experts)) if traffic.experts else 0.0
+    return seconds + misses * miss_s
 
 
 def prefill_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> float:
@@ -123,13 +128,16 @@ def _prefill_seconds(
     tokens = traffic.prompt
     chunk = min(placement.chunk, tokens)
     chunks = ceil(tokens / chunk)
-    per_chunk = _fixed_seconds(traffic, speeds, placement, tokens=chunk)
+    distinct = 0.0
     if traffic.experts:
         distinct = traffic.experts * (1.0 - (1.0 - traffic.top_k / traffic.experts_per_layer) ** chunk)
-        if misses is None:
-            misses = chunks * distinct * (1.0 - placement.slots / traffic.experts)
-        per_chunk += distinct * traffic.ready_bytes / speeds.vram + misses / chunks * miss_s
-    return chunks * per_chunk + tokens * traffic.weights_per_token / speeds.weights
+    if misses is None:
+        misses = chunks * distinct * (1.0 - placement.slots / traffic.experts) if traffic.experts else 0.0
+    read = (traffic.dense_bytes + traffic.head_bytes + distinct * traffic.ready_bytes) / speeds.vram
+    seconds = chunks * _call_seconds(traffic, speeds, placement, tokens=chunk) + misses * miss_s
+    if chunk <= speeds.call_tokens:
+        return seconds + max(chunks * read, tokens * traffic.weights_per_token / speeds.products)
+    return seconds + chunks * read + tokens * traffic.weights_per_token / speeds.weights
 
 
 def turn_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> float:
@@ -187,10 +195,11 @@ def speed_of_turn(
     return (decode * low, decode * high), (prefill * low, prefill * high)
 
 
-def _fixed_seconds(traffic: Traffic, speeds: Speeds, placement: Placement, tokens: int) -> float:
-    """The time of one pass over what is not an expert."""
+def _call_seconds(traffic: Traffic, speeds: Speeds, placement: Placement, tokens: int) -> float:
+    """The time of one call beside reading and multiplying weights, whatever is missed."""
     rows = tokens * traffic.embedding_row_bytes / speeds.of(placement.embedding, Tier.PINNED)  # no ring on their way
-    return (traffic.dense_bytes + traffic.head_bytes) / speeds.vram + traffic.layers * speeds.layer_s + rows
+    looks = traffic.expert_layers if placement.slots < traffic.experts and placement.pinned < traffic.experts else 0
+    return speeds.call_s + traffic.layers * speeds.layer_s + looks * speeds.look_s + rows
 
 
 def _homes(traffic: Traffic, placement: Placement) -> dict[Tier, float]:

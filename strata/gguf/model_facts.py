@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # the reader loads numpy, which those who only hold facts nee
     from strata.gguf.reader import GGUFFile, TensorInfo
 
 
+# Architectures whose every n-th layer, from the first on, sees a window only: no key of theirs says so.
+_WINDOW_PERIODS = {"gpt-oss": 2}
+
+
 class TensorGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A category of tensors: how many, how many weights, and their bytes as stored."""
 
@@ -72,6 +76,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     recurrent_state_bytes: int = 0  # of one sequence, float32: linear attention's states and convolution windows
     index_values: int = 0  # that a sparse attention caches for a token beside keys and values, over all layers
     shared_width: int = 0
+    window: int = 0  # tokens that the attention of `windowed_layers` sees, its own among them
+    windowed_layers: tuple[int, ...] = ()
     row_tables: TensorGroup = TensorGroup()  # read by the row, as the embedding is, but inside the layers
     draft: TensorGroup = TensorGroup()  # layers that only guess the next tokens; `layers` does not count them
 
@@ -113,6 +119,7 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
     draft = [tensor for name, tensor in by_name.items() if (_layer(name) or 0) >= layers]
     row_tables = [tensor for name, tensor in by_name.items() if name.startswith("per_layer_token_embd.")]
     apart = {"token_embd.weight", "output.weight", *(tensor.name for tensor in draft + row_tables)}
+    windowed = _windowed_layers(keys, layers)
     dense = [tensor for name, tensor in by_name.items() if name not in apart and not _is_expert(name)]
     return ModelFacts(
         name=keys.text("general.name", file.path.stem),
@@ -142,6 +149,8 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
         recurrent_state_bytes=_recurrent_state_bytes(keys, file, layers),
         index_values=_index_values(keys, file, layers),
         shared_width=keys.number("expert_shared_feed_forward_length", _width(file, "shexp", 0)),
+        window=keys.number("attention.sliding_window", 0) if windowed else 0,
+        windowed_layers=windowed,
         row_tables=_group(row_tables),
         draft=_group(draft),
     )
@@ -186,6 +195,13 @@ def _index_values(keys: ArchitectureKeys, file: GGUFFile, layers: int) -> int:
     """Every layer with an indexer caches one key of it for a token."""
     indexed = sum(f"blk.{layer}.indexer.k_proj.weight" in file.tensors for layer in range(layers))
     return indexed * keys.number("attention.indexer.key_length", 0)
+
+
+def _windowed_layers(keys: ArchitectureKeys, layers: int) -> tuple[int, ...]:
+    period = _WINDOW_PERIODS.get(keys.architecture)
+    if period is None or not keys.number("attention.sliding_window", 0):
+        return ()
+    return tuple(range(0, layers, period))
 
 
 def _layer(name: str) -> int | None:

@@ -20,9 +20,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from strata.errors import KernelError
+from strata.folders import VARIABLE, cache_folder
 
 _SOURCES = Path(__file__).with_name("cuda")
 _HEADERS = ("common.cuh", "blocks.cuh", "gemv.cuh")
@@ -76,7 +75,7 @@ def compile_kernels(
     arch : int
         Compute capability, 90 for 9.0.
     folder : Path, optional
-        The cache; by default `cache_folder`.
+        The cache; by default ``kernels`` in the cache folder.
     progress : callable
         Called with the number of kernels that are ready and that of all.
 
@@ -85,7 +84,7 @@ def compile_kernels(
     KernelError
         With the compiler's words, when a kernel does not compile or NVRTC cannot be loaded.
     """
-    folder = folder or cache_folder()
+    folder = folder or cache_folder() / "kernels"
     ready: dict[Kernel, Compiled] = {}
     paths = {kernel: folder / f"{_key(kernel, arch)}.kernel" for kernel in kernels}
     for kernel, path in paths.items():
@@ -96,7 +95,11 @@ def compile_kernels(
     missing = [kernel for kernel in paths if kernel not in ready]
     if not missing:
         return ready
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        asked, remedy = f"keep compiled kernels in {folder}", f"Name a folder that can be written: {VARIABLE}=DIR"
+        raise KernelError(asked, error.strerror or str(error), remedy) from None
     for kernel, compiled in _compile_all(missing, arch):
         ready[kernel] = compiled
         _write(paths[kernel], compiled)
@@ -115,10 +118,13 @@ def _compile_all(kernels: list[Kernel], arch: int) -> Iterator[tuple[Kernel, Com
             yield jobs[job], job.result()
 
 
-def cache_folder() -> Path:
-    """Return where compiled kernels are kept."""
-    own = os.environ.get("STRATA_CACHE_DIR")
-    return (Path(own) if own else platformdirs.user_cache_path("strata", appauthor=False)) / "kernels"
+@cache
+def sources_sha256() -> str:
+    """Return a hash of everything that kernels are compiled from."""
+    digest = hashlib.sha256()
+    for path in sorted(_SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 @cache

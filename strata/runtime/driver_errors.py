@@ -1,4 +1,4 @@
-"""What a driver said when a run broke: found in the exception, or in one of those that led to it.
+"""What a driver said when a run broke, found in the exception or in one of those that led to it, and what it means.
 
 Only the driver's own words are taken. They name calls and codes; no prompt and no answer can be among them.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from strata.runtime.memory import MemoryRefused
 
 _CUPY = ("CUDARuntimeError", "CUDADriverError")  # told by name: this module never imports CuPy
+_PLENTY = 64  # times the little that was asked for: free memory that a refusal of it cannot be for want of
 _CHECKS = ("check_status", "check_attribute_status")  # where CuPy turns a code into an exception
 
 
@@ -35,6 +36,31 @@ def driver_fields(error: BaseException) -> dict[str, Any]:
                 "name": str(cause).partition(":")[0],
             }
     return {}
+
+
+def refuses_all(code: int | None, *, out_of_memory: int, held_bytes: int, free_bytes: int | None, little: int) -> bool:
+    """Say whether a device works no more, from how it answered when asked for a little of its memory.
+
+    A code other than "out of memory" says so. So does that one while nothing of the device is held and the driver has
+    many times as much free: CUDA answers it, too, where it cannot start, as under a limit on address space.
+
+    Parameters
+    ----------
+    code : int or None
+        Of the refusal; None where the little was granted.
+    out_of_memory : int
+        The code for a memory that is full.
+    held_bytes : int
+        Of device and page-locked memory, by this process: with something held the device did work, and what is held may
+        be what the refusal comes from.
+    free_bytes : int or None
+        By the driver's count; None where it does not answer.
+    little : int
+        Bytes that were asked for.
+    """
+    if code is None or code != out_of_memory:
+        return code is not None
+    return not held_bytes and free_bytes is not None and free_bytes >= _PLENTY * little
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -64,6 +64,7 @@ class MemoryRefused(MemoryError):
         Of the same reservation, where it takes several calls and earlier ones succeeded; given back since.
     broken : bool
         A little device memory was refused right after it, too, and not for want of memory: nothing works any more.
+        See `strata.runtime.driver_errors.refuses_all`.
     around : str, optional
         What else was so at that time, for people: devices, free memory, system.
     """

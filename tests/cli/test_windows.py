@@ -13,11 +13,11 @@ import pytest
 import typer
 from rich.console import Console
 
-from strata.cli import output, progress, report
+from strata import folders
+from strata.cli import error_text, output, progress
+from strata.cli.error_text import read_error_text
 from strata.cli.streams import prepare_streams
 from strata.errors import ExitCode
-from strata.kernels import compile as kernels
-from strata.sources import cache
 from strata.sources.hub.name import is_plain
 from tests.cli.runner import GOLDEN, MODEL, assert_clear, strata
 
@@ -138,15 +138,16 @@ def test_one_cache_folder_whatever_windows_puts_in_between(monkeypatch: pytest.M
     monkeypatch.setenv("LOCALAPPDATA", "C:/Users/somebody/AppData/Local")
     monkeypatch.setattr("platformdirs.windows.get_win_folder", lambda name: os.environ["LOCALAPPDATA"])
     monkeypatch.setattr(platformdirs, "user_cache_path", windows)
-    assert kernels.cache_folder() == cache.cache_folder() / "kernels"
+    monkeypatch.setattr(folders, "_can_be_written", lambda folder: True)
+    assert folders.cache_folder() == Path("C:/Users/somebody/AppData/Local/strata/Cache")
 
 
 def test_a_log_named_with_either_slash_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "engine log").write_text("out of memory")
-    monkeypatch.setattr(report.os, "sep", "\\")
-    monkeypatch.setattr(report.os, "altsep", "/")
-    assert report._read(f"{tmp_path}/engine log") == "out of memory"
-    assert report._read("out of memory") == "out of memory"
+    monkeypatch.setattr(error_text.os, "sep", "\\")
+    monkeypatch.setattr(error_text.os, "altsep", "/")
+    assert read_error_text(f"{tmp_path}/engine log").text == "out of memory"
+    assert read_error_text("out of memory").text == "out of memory"
 
 
 def test_py_m_strata_is_called_strata() -> None:

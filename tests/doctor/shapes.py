@@ -46,6 +46,7 @@ def model(
     attention_every: int = 1,
     recurrent_bytes: int = 0,
     index_values: int = 0,
+    window: int = 0,
     row_tables: TensorGroup | None = None,
     draft: TensorGroup | None = None,
 ) -> ModelFacts:
@@ -95,6 +96,8 @@ def model(
         quant_types=tuple(sorted({dense_type, head_type, table_type, *(t for kinds in types for t in kinds)})),
         recurrent_state_bytes=recurrent_bytes,
         index_values=index_values,
+        window=window,
+        windowed_layers=tuple(range(0, layers, 2)) if window else (),
         row_tables=row_tables or TensorGroup(),
         draft=draft or TensorGroup(),
     )
@@ -202,6 +205,7 @@ GPT_OSS_20B, GPT_OSS_120B = (
         width=2880,
         context_length=131_072,
         expert_types=(("MXFP4",) * 3,),
+        window=128,
         head_type="Q8_0",
         table_type="Q8_0",
     )

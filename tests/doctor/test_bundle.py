@@ -58,6 +58,17 @@ def test_only_the_last_ten_logs_are_taken(tmp_path: Path) -> None:
         assert "could not be read" in archive.read("logs/run-0.jsonl").decode()
 
 
+def test_a_token_that_is_wrapped_over_two_lines_of_a_log_is_whole_again(tmp_path: Path) -> None:
+    log = tmp_path / "run-1.jsonl"
+    log.write_text('{"event": "start"}\nHF_TOKEN: hf_AbCdEfGhIj\n  KlMnOpQr7\ntext\n{"event": "end"}\nlast', "utf-8")
+    made = write_bundle(
+        diagnose(cases()["h200-server"].machine().facts), tmp_path, logs=[log], redactor=Redactor(ME), raw={}
+    )
+    with zipfile.ZipFile(made.archive) as archive:
+        lines = archive.read("logs/run-1.jsonl").decode().splitlines()
+    assert lines == ['{"event":"start"}', "HF_TOKEN: [token]", "text", '{"event":"end"}', "last"]
+
+
 def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.write_text("a file")

@@ -73,6 +73,25 @@ def test_only_and_skip() -> None:
     assert len(skipped) > 40
 
 
+@pytest.mark.parametrize(
+    ("machine", "only", "sentence", "exit_code"),
+    [
+        ("h200-server", ["STR-DRV-OLD", "STR-WSL-DRIVE"], "Of the checks asked for: nothing is wrong.", 0),
+        ("h200-server", ["STR-WSL-LIBCUDA"], "Of the checks asked for: none says anything here.", 0),
+        ("dual-epyc-numa", ["STR-CPU-NUMA"], "Of the checks asked for: RAM is spread over 2 nodes", 0),
+        ("seed-000-broken-context", ["STR-CUDA-HIDDEN"], "Could not be determined: CUDA_VISIBLE_DEVICES.", 3),
+        ("two-cupys", ["STR-CUPY-TWO"], "Not ready: 2 CuPy packages", 1),
+    ],
+)
+def test_some_checks_alone_never_make_a_machine_ready(
+    machine: str, only: list[str], sentence: str, exit_code: int
+) -> None:
+    report = diagnose(cases()[machine].machine().facts, only=only)
+    assert report.verdict.sentence.startswith(sentence)
+    assert report.verdict.exit_code == exit_code
+    assert {f.id for f in report.findings} == set(only)  # one that does not apply says so
+
+
 def test_an_unknown_id_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="STR-WSL-PIN"):
         run_checks(cases()["h200-server"].machine(), only=["STR-WSL-PINS"])

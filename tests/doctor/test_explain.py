@@ -1,13 +1,17 @@
 """Error lines are recognised whole, paraphrased, cut off and in the middle of a log; others are not."""
 
+import io
 import time
+from random import Random
 
 import pytest
+from rich.console import Console
 
 from strata.doctor.checks.registry import CATALOGUE
 from strata.doctor.cuda_causes import CUDA_CODES
 from strata.doctor.cuda_codes import NAMES
 from strata.doctor.explain import MOST_LINES, explain
+from strata.doctor.explain_view import explanations_view
 from strata.doctor.known_errors import KNOWN_ERRORS, TROUBLE
 
 LINES = [
@@ -168,6 +172,44 @@ def test_wrapped_and_joined_lines_are_taken_apart() -> None:
         ("STR-PIN-CALL", 1),
         ("STR-PIN-COUPLED", 3),
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "\x1b[31mERROR\x1b[0m native head upload: \x1b[1mout of\x1b[22m memory",
+        "\x1b]0;alice@box: ~\x07ERROR native head upload: out of memory\r",
+        "loading 10%\rloading 20%\rERROR native head upload: out of memory",
+        "\x1b]8;;file:///x\x1b\\ERROR native head upload\x1b]8;;\x1b\\: out of memory",
+    ],
+)
+def test_what_a_terminal_acts_on_hides_no_error_and_is_not_sent_to_another(line: str) -> None:
+    (found,) = explain(f"first\r\n\r\n{line}\r\nlast")
+    assert (found.line, found.line_number, found.check) == (
+        "ERROR native head upload: out of memory",
+        3,
+        "STR-PIN-COUPLED",
+    )
+
+
+def test_a_binary_file_is_not_known() -> None:
+    data = Random(7).randbytes(4 << 20)
+    assert any(word in data.lower() for word in (b"xid", b"oom"))  # any short word turns up
+    assert explain(data.decode("utf-8", "replace")) == ()
+
+
+def test_of_too_many_different_lines_the_count_says_that_it_is_not_whole() -> None:
+    (few,) = explain("".join(f"CUDA error 999 at {n:x}\n" for n in range(MOST_LINES)))
+    (many,) = explain("".join(f"CUDA error 999 at {n:x}\n" for n in range(2 * MOST_LINES)))
+    assert (few.times, few.or_more) == (MOST_LINES, False)
+    assert (many.times, many.or_more) == (MOST_LINES, True)
+    assert "999 at 0, 4,000 times or more" in " ".join(rendered(explanations_view([many])).split())
+
+
+def rendered(view: object) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(view)
+    return console.file.getvalue()
 
 
 def test_repeated_lines_are_counted_once() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from strata.doctor.facts import Facts, HostFacts, Probe, ProbeError, ProbeStatus, SpeedFacts
@@ -49,6 +50,9 @@ def test_written_whole_or_not_at_all(tmp_path: Path) -> None:
         ('{"schema_version": 99}', "schema version 99, this Strata reads 1"),
         ('{"schema_version": 1}', "not a record of facts"),
         ('{"schema_version": 1, "host": {"status": "splendid"}}', "not a record of facts"),
+        ('{"schema_version": 1, "host": ' + '{"value":' * 100_000, "recursion"),
+        ("[" * 200_000, "not a record of facts"),
+        ('{"schema_version": ' + "1" * 6000 + "}", "it is "),
     ],
 )
 def test_other_files_are_refused_with_the_reason(tmp_path: Path, text: str, found: str) -> None:
@@ -59,6 +63,16 @@ def test_other_files_are_refused_with_the_reason(tmp_path: Path, text: str, foun
     assert found in refused.value.found
     assert str(path) in refused.value.asked
     assert refused.value.remedy
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**30), 1 << 64])
+def test_a_number_that_nothing_can_count_is_refused(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "facts.json"
+    document = msgspec.to_builtins(FACTS, str_keys=True)
+    document["host"]["value"]["numa_nodes"] = [{"node": 0, "total_bytes": number}]
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="more than 64 bits"):
+        read_facts(path)
 
 
 def test_missing_file(tmp_path: Path) -> None:

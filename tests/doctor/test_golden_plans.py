@@ -5,7 +5,7 @@ import pytest
 from strata.doctor.cards import find_card
 from strata.doctor.plan import Tier
 from tests.doctor.golden_plans import CARDS, MODELS, TABLE, plan, table
-from tests.doctor.shapes import FLASH_NEXT, MIB, Q3_30B
+from tests.doctor.shapes import FLASH_NEXT, GPT_OSS_20B, MIB, Q3_30B
 
 KIB = 1024
 
@@ -32,6 +32,16 @@ def test_caches_and_states_are_those_of_the_architecture(name, kv_kib, state_mib
     assert p.line("kv_cache").bytes == pytest.approx(16_384 * kv_kib * KIB, rel=0.01)
     state = p.line("recurrent_state")
     assert (state.bytes / MIB if state else 0) == pytest.approx(state_mib, abs=2)
+
+
+def test_a_window_that_attention_cannot_use_yet_is_said_with_what_it_would_save():
+    """12 of 24 layers keep 128 + 8 of 16,384 cells: 8 heads x 128 values x 2 bytes a cell."""
+    note = next(note for note in plan(GPT_OSS_20B, "RTX 4090").notes if "windowed" in note)
+    saved = 12 * (16_384 - 136) * 8 * 128 * 2
+    assert note.startswith("Layers that see 128 tokens only: 12 of 24.")
+    told = float(note.split("would take ")[1].split(" MiB less")[0])
+    assert told == pytest.approx(saved / MIB, abs=2)  # the line is in steps of 2 MiB
+    assert not any("windowed" in note for note in plan(Q3_30B, "RTX 4090").notes)
 
 
 @pytest.mark.parametrize("card", CARDS)

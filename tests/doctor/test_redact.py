@@ -1,6 +1,7 @@
 """What identifies is taken out, by value and by form; all else stays as it was."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata.doctor.redact import Identity, Redactor, this_identity
+from strata.doctor.redact import Identity, Redactor, _domains, this_identity
 from tests.doctor.machines import cases
 
 ALICE = Identity(("alice",), ("/home/alice", "C:\\Users\\alice"), ("alice-pc", "box7"))
@@ -33,7 +34,7 @@ def redact(text: str, identity: Identity = ALICE) -> str:
         ("/mnt/c/Users/bob/m", "/mnt/c/Users/[user-1]/m"),
         ("C:\\Users\\John Smith\\m", "C:\\Users\\[user-1]\\m"),
         ("/home/carol: no such file", "/home/[user-1]: no such file"),
-        ("file:///home/alice/m", "file:///home/[user-1]/m"),
+        ("file:///home/alice/m", "file:~/m"),
         ("ssh alice@box7", "ssh [user-1]@[host-1]"),
         ("alice-pc:8080 box7.lan mybox7", "[host-1]:8080 [host-2].lan mybox7"),
     ],
@@ -87,6 +88,22 @@ def test_names_and_homes(text: str, expected: str) -> None:
         ("nvapi-AbCdEfGh12345678", "AbCdEf"),
         ("glpat-AbCdEfGh12345678", "AbCdEf"),
         ("mail=bob%40example.org", "bob"),
+        ("%2Fhome%2Fbob%2Fm.gguf", "bob"),
+        ("C:\\\\\\\\Users\\\\\\\\bob\\\\\\\\m", "bob"),
+        ("C:\\Documents and Settings\\bob\\m", "bob"),
+        ("\\\\?\\C:\\Users\\bob\\m", "bob"),
+        ("\\/home\\/bob\\/m", "bob"),
+        ("token: hf_AbCdEfGh\nIjKlMnOpQrStUvWx", "IjKl"),
+        ("HF_TOKEN=hf_AbCdEfGhIjKl\\\n  MnOpQrStUvWx", "MnOp"),
+        ("Bearer abcdefghijklmnopqr\n  stuvwxyz0123", "stuv"),
+        ("Authorization%3A%20Bearer%20abc123def456", "abc123"),
+        ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNz\naC1rZXk=\n-----END OPENSSH PRIVATE KEY-----", "aC1r"),
+        ("API_KEY: 'abc def ghi'", "ghi"),
+        ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG", "wJalr"),
+        ('{"token": "abcd1234"}', "abcd1234"),
+        ("hf_token=abcd1234", "abcd1234"),
+        ("SerialNumber\n\nPF2ABCD9", "PF2A"),
+        ("interface aabb.ccdd.eeff", "ccdd"),
     ],
 )
 def test_forms(text: str, secret: str) -> None:
@@ -114,6 +131,9 @@ def test_forms(text: str, secret: str) -> None:
         "PATH=/opt/cuda:/usr/bin:/bin",
         "open: /data/m.gguf; stat:0; eos_token: 2",
         "\\\\.\\PHYSICALDRIVE0 \\\\?\\C:\\models",
+        "hf_transfer\nQwen3-30B is loaded with token: 0x7f3a8c00aa00",
+        "pad_token=151643 next_token: end_of_text",
+        "ends with hf_\nloading at 2024.1234.5678",
         "0000:01:00.0 00000000:41:00.0 Xid (PCI:0000:41:00): 79",
     ],
 )
@@ -137,6 +157,55 @@ def test_adversarial_user_names(name: str) -> None:
         assert f"{home}/" not in out
         assert f"USER={name}" not in out
         assert f"{name}@" not in out
+
+
+@pytest.mark.parametrize("host", ["cuda", "model", "linux", "ab"])
+def test_a_host_that_is_called_like_a_word_is_found_where_it_stands_as_a_name(host: str) -> None:
+    identity = Identity(("alice",), ("/home/alice",), (host,))
+    for text in (
+        f"Linux {host} 6.8.0-45-generic #45-Ubuntu SMP x86_64",
+        f"Dec 01 10:00:00 {host} kernel: NVRM: loading",
+        f"Dec 01 10:00:00 {host} strata[77]: loading",
+        f"alice@{host}:~$ nvidia-smi",
+        f'{{"host": "{host}"}}',
+        f"HOSTNAME={host}",
+    ):
+        assert "[host-1]" in redact(text, identity), text
+    for text in (f"Linux driver and cuda kernel of the model, {host}", f"at 10:00:00 {host} was loaded"):
+        assert redact(text, identity) == text
+    assert Redactor(identity).value({"host": host, "user": "alice", "note": host}) == {
+        "host": "[host-1]",
+        "user": "[user-1]",
+        "note": host,
+    }
+
+
+@pytest.mark.parametrize(
+    ("home", "text"),
+    [
+        ("C:\\Users\\John Smith", "c:/users/john smith/m"),
+        ("C:\\Users\\John Smith", "\\\\?\\C:\\Users\\John Smith\\m"),
+        ("C:\\Users\\John Smith", "file:///C:/Users/John%20Smith/m"),
+        ("C:\\Users\\John Smith", "C%3A%5CUsers%5CJohn%20Smith%5Cm"),
+        ("/data/an na", "/data/an\\ na/m"),
+        ("/data/an na", "//data//an na//m"),
+        ("/data/o'brien", "/data/o\\'brien/m"),
+        ("/data/$(id)", "\\/data\\/$(id)\\/m"),
+    ],
+)
+def test_a_home_in_every_spelling(home: str, text: str) -> None:
+    out = redact(text, Identity((), (home,), ()))
+    assert re.search(r"~|\[user-1\]", out)
+    assert not re.search("smith|an.{1,3}na|brien|id", out, re.IGNORECASE)
+
+
+def test_the_domain_of_a_host_goes_with_it(tmp_path: Path) -> None:
+    resolver = tmp_path / "resolv.conf"
+    resolver.write_text("# search not.this\nnameserver 10.0.0.1\nsearch corp.example.com lan\n")
+    assert _domains(resolver) == {"corp.example.com"}
+    assert _domains(tmp_path / "absent") == set()
+    out = redact("box7.corp.example.com and db01.corp.example.com", Identity((), (), ("box7", "corp.example.com")))
+    assert out == "[host-1].[host-2] and db01.[host-2]"
 
 
 @pytest.mark.parametrize("spelling", ["jos\u00e9", "jose\u0301", "jos%C3%A9", "jos\\u00e9", "JOS\u00c9"])

@@ -175,6 +175,7 @@ def test_catalogue_pages() -> None:
     listed = shown(check_list())
     assert all(id in listed for id in CATALOGUE)
     page = shown(check_page("str-wsl-pin"))
+    assert not [line for line in (listed + page).splitlines() if line != line.rstrip()]
     assert page.startswith("Page-locked budget of WSL2  [STR-WSL-PIN]")
     assert "pinned.granted_bytes" in page
     with pytest.raises(UsageError, match="--list-checks"):

@@ -1,6 +1,7 @@
 """The expected speed: its range, its parts, and what makes it better."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -8,16 +9,43 @@ import pytest
 from strata.doctor.cards import find_card
 from strata.doctor.expectation import Turn, expected_of_turn
 from strata.doctor.facts import Probe, ProbeStatus, SpeedFacts
+from strata.doctor.facts_io import read_facts
 from strata.doctor.plan import PlanOptions, Tier
 from strata.doctor.planner import backend_for, make_plan, request_for
-from strata.doctor.speed import Placement, decode_seconds, expected_speed, hit_rate, prefill_seconds, speed_of_turn
+from strata.doctor.speed import (
+    Placement,
+    Range,
+    decode_seconds,
+    expected_speed,
+    hit_rate,
+    prefill_seconds,
+    speed_of_turn,
+)
 from strata.doctor.what_if import what_if_facts
+from strata.gguf.model_facts import ModelFacts
 from tests.doctor.shapes import GIB, Q3_30B, Q36_35B, machine, model
 
 FACTS, _ = what_if_facts(find_card("H200"), 128 * GIB)
 OPTIONS = PlanOptions(device="cuda")
 BACKEND = backend_for(FACTS, Q3_30B, OPTIONS)
 TRAFFIC = BACKEND.traffic(request_for(BACKEND, Q3_30B, OPTIONS))
+H200 = read_facts(Path(__file__).parents[2] / "fixtures" / "machines" / "h200-measured.json")
+DEMO = model(
+    "demo",
+    "llama",
+    layers=30,
+    embedding=576,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    vocab=49_152,
+    experts=8,
+    top_k=8,
+    width=192,
+    expert_types=(("Q4_1",) * 3,),
+    table_type="Q8_0",
+    head_type="Q8_0",
+)
 HALF = Placement(512, Tier.PINNED, Tier.PINNED, slots=3072, pinned=2000, pageable=2000)
 
 
@@ -95,28 +123,56 @@ def test_a_turn_with_the_misses_that_were_guessed_has_the_speed_that_was_guessed
 @pytest.mark.parametrize(("prompt", "decode", "prefill"), [(512, 33.8, 563), (2048, None, 419), (4000, None, 328)])
 def test_what_was_measured_on_a_cpu_lies_in_the_range(prompt, decode, prefill):
     """The demo: 30 layers, width 576, 8 experts of 192, all in use and in their slots."""
-    demo = model(
-        "demo",
-        "llama",
-        layers=30,
-        embedding=576,
-        heads=9,
-        kv_heads=3,
-        head_dim=64,
-        vocab=49_152,
-        experts=8,
-        top_k=8,
-        width=192,
-        expert_types=(("Q4_1",) * 3,),
-        table_type="Q8_0",
-        head_type="Q8_0",
-    )
     facts = machine(20 * GIB, cpu_physical=2)
     speed = SpeedFacts(ram_read_bytes_per_s={2: 34.8e9})
     facts = msgspec.structs.replace(facts, speed=Probe(status=ProbeStatus.OK, value=speed))
-    plan = make_plan(facts, demo, PlanOptions())
+    plan = make_plan(facts, DEMO, PlanOptions())
     turn = Turn(start=0, prompt=prompt, answer=0, prefill_misses=0, decode_misses=0)
-    writing, reading = expected_of_turn(facts, demo, plan, turn)
+    writing, reading = expected_of_turn(facts, DEMO, plan, turn)
     assert reading[0] <= prefill <= reading[1]
     if decode:
         assert writing[0] <= decode <= writing[1]
+
+
+# What `strata bench` measured on the machine of the facts, all experts in VRAM (docs/benchmarks.md): tokens/s.
+@pytest.mark.parametrize(("prompt", "seen"), [(128, 922.4), (512, 904.7), (2048, 807.5)])
+def test_prompts_measured_on_a_gpu_lie_in_the_range(prompt: int, seen: float) -> None:
+    _, (slow, fast) = of_turn(Q3_30B, 4096, start=0, prompt=prompt, answer=0)
+    assert slow <= seen <= fast
+
+
+@pytest.mark.parametrize(("start", "seen"), [(0, 444.8), (128, 432.3), (1024, 426.5), (3800, 393.5), (31_936, 234)])
+def test_answers_measured_on_a_gpu_lie_in_the_range(start: int, seen: float) -> None:
+    (slow, fast), _ = of_turn(Q3_30B, 32_768, start=start, prompt=0, answer=128)
+    assert slow <= seen <= fast
+
+
+def test_a_small_model_measured_on_a_gpu_lies_in_the_range() -> None:
+    for start, seen in ((0, 1482), (512, 1388)):
+        (slow, fast), _ = of_turn(DEMO, 4096, start=start, prompt=0, answer=128)
+        assert slow <= seen <= fast
+    _, (slow, fast) = of_turn(DEMO, 4096, start=0, prompt=512, answer=0)
+    assert slow <= 5401 <= fast
+
+
+def of_turn(m: ModelFacts, context: int, *, start: int, prompt: int, answer: int) -> tuple[Range, Range]:
+    options = PlanOptions(device="cuda", max_context=context)
+    turn = Turn(start=start, prompt=prompt, answer=answer, prefill_misses=0, decode_misses=0)
+    return expected_of_turn(H200, m, make_plan(H200, m, options), turn)
+
+
+def test_misses_from_page_locked_memory_take_their_bytes_over_the_link_and_nothing_else() -> None:
+    resident = Placement(8, Tier.PINNED, Tier.PINNED, slots=6144, pinned=0, pageable=0)
+    cached = replace(resident, slots=3072, pinned=6144)
+    without = decode_seconds(TRAFFIC, BACKEND.speeds, resident)
+    missed = 48 * 8 * (1 - hit_rate(0.5)) * TRAFFIC.stored_bytes
+    assert decode_seconds(TRAFFIC, BACKEND.speeds, cached) == pytest.approx(without + missed / 53e9)
+
+
+def test_the_host_looks_at_every_layer_where_the_device_cannot_fetch_by_itself() -> None:
+    all_pinned = Placement(8, Tier.PINNED, Tier.PINNED, slots=6143, pinned=6144, pageable=0)
+    one_elsewhere = replace(all_pinned, pinned=6143, pageable=1)
+    gained = decode_seconds(TRAFFIC, BACKEND.speeds, one_elsewhere) - decode_seconds(
+        TRAFFIC, BACKEND.speeds, all_pinned
+    )
+    assert gained == pytest.approx(48 * 27e-6, rel=0.01)

@@ -253,3 +253,12 @@ def test_a_64_bit_number_is_kept_whole(tmp_path: Path) -> None:
 def test_holding_facts_does_not_load_numpy() -> None:
     code = "import sys, strata.gguf.model_facts; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_layers_that_see_a_window_only() -> None:
+    headers = Path(__file__).parents[2] / "fixtures" / "headers"
+    with open_gguf(headers / "gpt-oss.gguf", header_only=True) as file:
+        facts = read_model_facts(file)
+    assert (facts.layers, facts.window, facts.windowed_layers) == (2, 16, (0,))
+    with open_gguf(headers / "olmoe.gguf", header_only=True) as file:
+        assert (read_model_facts(file).window, read_model_facts(file).windowed_layers) == (0, ())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from strata.errors import KernelError
-from strata.kernels.compile import Kernel, compile_kernels
+from strata.kernels import compile
+from strata.kernels.compile import Compiled, Kernel, compile_kernels
 from strata.kernels.cuda_layout import LAYOUTS, Tile
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
@@ -71,3 +73,31 @@ def test_a_mistake_names_the_kernel_and_the_compilers_words(tmp_path: Path) -> N
     with pytest.raises(KernelError, match=r"compile no_such_kernel for sm_90: .*no_such_kernel"):
         compile_kernels([Kernel("layout", "no_such_kernel"), Kernel("layout", "to_planes")], 90, tmp_path)
     assert not [path for path in tmp_path.iterdir() if path.suffix != ".kernel"]
+
+
+def test_kernels_are_kept_for_a_user_without_home_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(*args: object, **options: object) -> Path:
+        raise RuntimeError("no home")
+
+    made = Compiled(b"\x7fELF", "symbol", 1, 0, 0.1)
+    monkeypatch.delenv("STRATA_CACHE_DIR")
+    monkeypatch.setattr("platformdirs.user_cache_path", nowhere)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(compile, "_key", lambda kernel, arch: "k")
+    monkeypatch.setattr(compile, "_compile_all", lambda kernels, arch: [(kernel, made) for kernel in kernels])
+    kernel = Kernel("layout", "to_planes")
+    assert compile_kernels([kernel], 90) == {kernel: made}
+    (kept,) = tmp_path.rglob("*.kernel")
+    assert kept.parent.name == "kernels"
+    monkeypatch.setattr(compile, "_compile_all", lambda kernels, arch: pytest.fail("compiled again"))
+    assert compile_kernels([kernel], 90) == {kernel: made}
+
+
+def test_a_chosen_folder_that_cannot_be_written_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("STRATA_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(compile, "_key", lambda kernel, arch: "k")
+    with pytest.raises(KernelError, match="STRATA_CACHE_DIR=DIR"):
+        compile_kernels([Kernel("layout", "to_planes")], 90)

@@ -126,11 +126,20 @@ def test_a_fault_refuses_the_calls_it_names(fault: Fault, granted: list[bool]) -
         (Fault(code=100), True),
         (Fault(code=100, nth=1, times=1), False),
         (Fault(call=PIN, code=700, sticky=True), True),
-        (Fault(), False),  # out of memory, even everywhere, is a matter of size
+        (Fault(), False),  # out of memory is a matter of size
     ],
 )
 def test_a_broken_context_is_told_from_a_budget_by_trying(fault: Fault, broken: bool) -> None:
     assert refused(device(faults=(fault,)), PINNED, 8).broken is broken
+
+
+def test_out_of_memory_as_the_first_answer_to_anything_is_no_matter_of_size() -> None:
+    """As where a limit on address space keeps CUDA from starting; with something held, it is one."""
+    assert refused(device(faults=(Fault(),)), VRAM, 8).broken
+    assert not refused(device(faults=(Fault(from_bytes=8 * KIB),)), VRAM, 8).broken
+    it = device(faults=(Fault(nth=2),))
+    take(it, VRAM, 8)
+    assert not refused(it, VRAM, 8).broken
 
 
 def test_a_broken_context_leaves_ordinary_ram_alone() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from strata.folders import cache_folder
 from strata.sources import demo
-from strata.sources.cache import cache_folder
 from strata.sources.hub.choose import HubFile
 from strata.sources.hub.store import HEADERS, LOCK, MODELS, Store, store
 from strata.sources.kept import Kind, delete, kept, named

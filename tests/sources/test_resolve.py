@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from strata.errors import UsageError
+from strata.folders import cache_folder
 from strata.gguf.reader import open_gguf
 from strata.sources import demo
-from strata.sources.cache import cache_folder
 from strata.sources.hub.choose import HubFile
 from strata.sources.hub.store import MODELS, store
 from strata.sources.resolve import resolve

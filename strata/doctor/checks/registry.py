@@ -42,7 +42,8 @@ def run_checks(machine: Machine, *, only: Iterable[str] = (), skip: Iterable[str
     machine : Machine
         Facts, and the model, plan and options when there are any.
     only, skip : iterable of str
-        Check ids: run none but these; leave these out (each becomes a ``skipped`` finding).
+        Check ids: run none but these (one that does not apply is a ``skipped`` finding then); leave these out (each
+        becomes a ``skipped`` finding).
 
     Raises
     ------
@@ -50,13 +51,17 @@ def run_checks(machine: Machine, *, only: Iterable[str] = (), skip: Iterable[str
         When an id names no check.
     """
     left_out = {find_check(id).id for id in skip}
-    chosen = {find_check(id).id for id in only} or set(CATALOGUE)
+    asked_for = {find_check(id).id for id in only}
     findings = []
     for check in CATALOGUE.values():
         if check.id in left_out:
             findings.append(
                 Finding(id=check.id, title=check.title, status=Status.SKIPPED, what="Left out, as asked with --skip.")
             )
-        elif check.id in chosen and (finding := check.run(machine)):
-            findings.append(finding)
+        elif not asked_for or check.id in asked_for:
+            finding = check.run(machine)
+            if finding is None and asked_for:  # who asks for it by name wants an answer
+                what = "It does not apply to this machine."
+                finding = Finding(id=check.id, title=check.title, status=Status.SKIPPED, what=what)
+            findings += [finding] if finding else []
     return tuple(findings)

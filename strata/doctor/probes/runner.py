@@ -217,7 +217,7 @@ class _Child:
         for line in reversed(lines):
             try:
                 return msgspec.json.decode(line, type=Record)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, RecursionError):
                 continue
         return Record()
 

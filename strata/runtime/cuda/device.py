@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,9 @@ from cupy_backends.cuda.api.runtime import CUDARuntimeError
 from strata.doctor.plan import Reservation, Tier
 from strata.errors import DeviceFailed, KernelError, PlanViolation
 from strata.kernels.ops import Array
+from strata.runtime.driver_errors import refuses_all
 from strata.runtime.memory import Block, HostBlock, MemoryRefused
+from strata.runtime.wsl import under_wsl
 
 _runtime = cupy.cuda.runtime
 _nvml: Any = _pynvml
@@ -39,11 +40,14 @@ class CudaDevice:
     ----------
     stream : cupy.cuda.Stream
         Everything runs on it, in order.
+    held_bytes : int
+        Of its memory and page-locked, by reservations.
     """
 
     def __init__(self, ordinal: int, uuid: str) -> None:
         self._ordinal = ordinal
         self._uuid = uuid
+        self.held_bytes = 0
         self._free_before = _driver_free(uuid)
         self._allocator = cupy.cuda.get_allocator()
         with self.errors("start CUDA"):
@@ -141,7 +145,7 @@ class CudaDevice:
 
     def state(self) -> str:
         """Say how many devices there are, what is free on this one now, and whether this is WSL2."""
-        wsl = "under WSL2" if "microsoft" in platform.release().lower() else "not under WSL2"
+        wsl = "under WSL2" if under_wsl() else "not under WSL2"
         try:
             count: int | str = _runtime.getDeviceCount()
         except CUDARuntimeError as error:
@@ -171,9 +175,11 @@ class _DeviceBlock:
 
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
         self._pointer = 0
+        self._device = device
         self._nbytes = nbytes
         try:
             self._pointer = _runtime.malloc(nbytes)
+            device.held_bytes += nbytes
             _runtime.memsetAsync(self._pointer, 0, nbytes, device.stream.ptr)
         except CUDARuntimeError as error:
             self.release()
@@ -185,6 +191,8 @@ class _DeviceBlock:
 
     def release(self) -> None:
         pointer, self._pointer = self._pointer, 0
+        if pointer:
+            self._device.held_bytes -= self._nbytes
         _let_go(_runtime.free, pointer)
 
 
@@ -194,11 +202,12 @@ class _PinnedBlock:
     def __init__(self, device: CudaDevice, block: HostBlock, nbytes: int) -> None:
         self._device = device
         self._block = block
-        self._pointer = 0
+        self._pointer = self._nbytes = 0
         address = int(block.array(0, (nbytes,), np.dtype(np.uint8)).ctypes.data)
         try:
             _runtime.hostRegister(address, nbytes, _PORTABLE_MAPPED)
-            self._pointer = address
+            self._pointer, self._nbytes = address, nbytes
+            device.held_bytes += nbytes
         except CUDARuntimeError as error:
             block.release()
             raise _refused(device, "cudaHostRegister", error) from error
@@ -208,6 +217,8 @@ class _PinnedBlock:
 
     def release(self) -> None:
         pointer, self._pointer = self._pointer, 0
+        if pointer:
+            self._device.held_bytes -= self._nbytes
         self._device.drain()
         _let_go(_runtime.hostUnregister, pointer)
         self._block.release()
@@ -229,18 +240,25 @@ def _refused(device: CudaDevice, call: str, error: CUDARuntimeError) -> MemoryRe
         name,
         string,
         free_bytes=device.free_bytes(),
-        broken=_is_broken(),
+        broken=_is_broken(device),
         around=device.state(),
     )
 
 
-def _is_broken() -> bool:
+def _is_broken(device: CudaDevice) -> bool:
     """Say whether even a little device memory is refused, and not for want of memory."""
+    code = None
     try:
         _runtime.free(_runtime.malloc(_MIB))
     except CUDARuntimeError as error:
-        return int(error.status) != _OUT_OF_MEMORY
-    return False
+        code = int(error.status)
+    return refuses_all(
+        code,
+        out_of_memory=_OUT_OF_MEMORY,
+        held_bytes=device.held_bytes,
+        free_bytes=device.free_bytes(),
+        little=_MIB,
+    )
 
 
 def _unplanned(nbytes: int) -> NoReturn:

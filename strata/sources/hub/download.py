@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strata.errors import ModelUnavailable
-from strata.sources.cache import VARIABLE
+from strata.folders import VARIABLE
 from strata.sources.hub.api import Interrupted, read
 from strata.sources.hub.choose import HubFile, shown_size
 from strata.sources.hub.name import HubName

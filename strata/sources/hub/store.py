@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strata.errors import ModelUnavailable
+from strata.folders import cache_folder
 from strata.sources import Progress
-from strata.sources.cache import cache_folder
 from strata.sources.hub.choose import HubFile
 from strata.sources.hub.name import is_plain
 
@@ -53,8 +53,8 @@ class Store:
             record = msgspec.json.decode((self.folder / RECORD).read_bytes(), type=dict[str, HubFile])
         except FileNotFoundError:
             return []
-        except msgspec.MsgspecError:  # written in one step, so somebody changed it: then nothing is known to be ours
-            return []
+        except (msgspec.MsgspecError, RecursionError):
+            return []  # written in one step, so somebody changed it: then nothing is known to be ours
         return [file for file in record.values() if is_plain(file.path)]
 
     def require_free(self, file: HubFile) -> None:
