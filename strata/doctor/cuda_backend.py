@@ -18,6 +18,7 @@ from strata.doctor.request import Request, minimum_slots
 from strata.doctor.speed import PROMPT, Speeds, Traffic
 from strata.doctor.units import MIB, round_up, size
 from strata.gguf import cuda_footprint
+from strata.gguf.cuda_prompt_footprint import reads_prompts
 from strata.gguf.footprint import Size
 from strata.gguf.model_facts import ModelFacts
 
@@ -49,11 +50,21 @@ _USUAL_LANES = 128
 _WEIGHTS_PER_ROOT_TFLOPS = 1.25e12
 
 
+_PROMPT_CHUNKS = (
+    2048,
+    1024,
+    512,
+    256,
+    128,
+    64,
+)  # for the kernels that run many tokens, given that all experts have slots
+
+
 class CudaBackend:
     """Implements `candidates.Backend`."""
 
     kv_types: tuple[str, ...] = ("f16", "int8", "f32")
-    chunks: tuple[int, ...] = (8, 4, 2, 1)  # what the decode kernels take at once: there are no others yet
+    chunks: tuple[int, ...] = (8, 4, 2, 1)  # what the decode kernels take at once
     host_choices: tuple[HostChoice, ...] = (
         HostChoice(Tier.PINNED, Tier.PINNED),
         HostChoice(Tier.PAGEABLE, Tier.PINNED),
@@ -66,6 +77,8 @@ class CudaBackend:
     def __init__(self, facts: Facts, model: ModelFacts, options: PlanOptions) -> None:
         self._gpu = choose_gpu(facts, options.gpu)
         self._model = model
+        if reads_prompts(model):
+            self.chunks = (*_PROMPT_CHUNKS, *self.chunks)
         if model.tied_head:  # which is the embedding, and on the device
             self.host_choices = tuple(choice for choice in self.host_choices if choice.embedding is Tier.FILE)
         self.device = DeviceRef(backend="cuda", id=self._gpu.uuid, name=self._gpu.name)

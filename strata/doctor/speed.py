@@ -73,7 +73,9 @@ class Speeds:
     unstaged: float  # bounds all but `pinned` where the staging ring is not page-locked
     ready: float
     weights: float  # multiplied per second in matrix products over a whole chunk
-    call_tokens: int  # up to so many, a call multiplies each token by itself, while it reads the weights
+    # Up to so many, a call multiplies each token by itself, while it reads the weights; where experts may be missed there
+    # are no larger ones. 0: calls are all alike.
+    call_tokens: int
     products: float  # multiplied per second then
     layer_s: float  # launching one layer's kernels or calls
     call_s: float  # what the host does between two calls
@@ -127,6 +129,8 @@ def _prefill_seconds(
 ) -> float:
     tokens = traffic.prompt
     chunk = min(placement.chunk, tokens)
+    if speeds.call_tokens and placement.slots < traffic.experts:
+        chunk = min(chunk, speeds.call_tokens)
     chunks = ceil(tokens / chunk)
     distinct = 0.0
     if traffic.experts:

@@ -25,7 +25,10 @@ from strata.folders import VARIABLE, cache_folder
 
 _SOURCES = Path(__file__).with_name("cuda")
 _HEADERS = ("common.cuh", "blocks.cuh", "gemv.cuh")
-_BUILT_ON = {"prompt_product": ("tensor.cuh",), "prompt_attention": ("tensor.cuh", "attention.cu")}  # in front of a family
+_BUILT_ON = {
+    "prompt_product": ("tensor.cuh",),
+    "prompt_attention": ("tensor.cuh", "attention.cu"),
+}  # in front of a family
 _OPTIONS = ("-std=c++17", "--ptxas-options=-v", "--no-cache")  # NVRTC's own cache would withhold what ptxas says
 
 

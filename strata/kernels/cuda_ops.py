@@ -214,7 +214,7 @@ class CudaOps:
         """See `strata.kernels.ops.Ops.dense_ffn`."""
         gates, ups = (self._scratch[name][: len(x)] for name in ("gate", "up"))
         self._project(x, norm, eps, [gate, up], [gates, ups])
-        self._gate(gates, ups, None)
+        self.gate(gates, ups, None)
         self.project_add(gates, down, x)
 
     def shared_ffn(
@@ -235,7 +235,7 @@ class CudaOps:
             weights.append(CudaWeight(share, "F32", 1, len(share)))
             outs.append(shares)
         self._project(hidden, None, 0.0, weights, outs)
-        self._gate(gates, ups, None if share is None else shares)
+        self.gate(gates, ups, None if share is None else shares)
         self.project_add(gates, down, residual, scale=scale)
 
     def head(self, x: Array, norm: Array, eps: float, weight: CudaWeight, logits: Array, *, scale: float = 1.0) -> None:
@@ -270,11 +270,7 @@ class CudaOps:
         """See `strata.kernels.ops.Ops.attention`; `q` is left as it is."""
         tokens, heads, size = q.shape
         groups = k.shape[1]
-        q_norm, k_norm = (_pointer(norm) for norm in norms or (None, None))
-        prepared = _Heads(
-            *(_pointer(each) for each in (q, k, v)),
-            *(q_norm, k_norm, _pointer(rope.inverse_frequencies), eps, rope.dims, heads, groups),
-        )
+        prepared = heads_of(q, k, v, norms, eps, rope)
         together = heads_together(heads, groups, size)
         neox = str(rope.style is RopeStyle.NEOX).lower()
         cell = "KvF16" if kv.keys.dtype == cupy.float16 else "KvF32"
@@ -308,8 +304,8 @@ class CudaOps:
         """See `strata.kernels.ops.Ops.route`; `slots` [T, K], if given, becomes `slot_of` of `ids`, or `ids` itself."""
         slots = ids if slots is None else slots
         tokens, embedding = x.shape
-        pointers = (_pointer(each) for each in (self._scratch["logits"], slot_of, ids, slots, weights))
-        choice = _Choice(*pointers, router.rows, ids.shape[1], int(normalise), scale)
+        arrays = (self._scratch["logits"], slot_of, ids, slots, weights)
+        choice = choice_of(*arrays, experts=router.rows, normalise=normalise, scale=scale)
         together = self._together(tokens, embedding)
         self._launch(
             "route",
@@ -404,7 +400,8 @@ class CudaOps:
             together -= 1
         return together
 
-    def _gate(self, gates: Array, ups: Array, share: Array | None) -> None:
+    def gate(self, gates: Array, ups: Array, share: Array | None) -> None:
+        """Make ``gates = silu(gates) * ups``, times ``sigmoid(share)`` of each row if given."""
         numbers = int(gates.size), int(gates.shape[1])
         self._launch("project", "gated", (-(-gates.size // 256),), 256, gates, ups, share, *numbers)
 
@@ -430,6 +427,30 @@ class CudaOps:
             self._kernels[kernel] = LoadedKernel(compiled, self._arch >= 90)
         arguments = [_argument(value) for value in values]
         self._kernels[kernel](grid, threads, arguments, cupy.cuda.get_current_stream().ptr, shared)
+
+
+def heads_of(
+    q: Array, k: Array, v: Array, norms: tuple[Array, Array] | None, eps: float, rope: Rope
+) -> ctypes.Structure:
+    """Return what attention's kernels take of how heads are prepared: arguments of `CudaOps.attention`."""
+    arrays = (q, k, v, *(norms or (None, None)), rope.inverse_frequencies)
+    return _Heads(*(_pointer(each) for each in arrays), eps, rope.dims, q.shape[1], k.shape[1])
+
+
+def choice_of(
+    logits: Array,
+    slot_of: Array | None,
+    ids: Array,
+    slots: Array,
+    weights: Array,
+    *,
+    experts: int,
+    normalise: bool,
+    scale: float,
+) -> ctypes.Structure:
+    """Return what the router's kernels take; see `CudaOps.route`."""
+    pointers = (_pointer(each) for each in (logits, slot_of, ids, slots, weights))
+    return _Choice(*pointers, experts, ids.shape[1], int(normalise), scale)
 
 
 def heads_together(heads: int, groups: int, size: int) -> int:

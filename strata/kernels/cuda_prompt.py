@@ -28,6 +28,7 @@ class _Part(ctypes.Structure):
     _fields_ = (
         ("weight", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
         ("rows", ctypes.c_int),
         ("first_block", ctypes.c_int),
     )
@@ -39,9 +40,36 @@ class _Product(ctypes.Structure):
         ("tiles", ctypes.c_void_p),
         ("tile_count", ctypes.c_void_p),
         ("stride", ctypes.c_uint64),
-        *((name, ctypes.c_void_p) for name in ("x", "sums", "scales", "sources", "to")),
+        *((name, ctypes.c_void_p) for name in ("x", "sums", "scales", "sources", "to", "share")),
         *((name, ctypes.c_int) for name in ("count", "divide", "rows", "k", "add")),
+        ("scale", ctypes.c_float),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """One of a product: its address, rows, where results go and what is added to them."""
+
+    type: str
+    data: int
+    rows: int
+    out: Array
+    bias: Array | None = None
+
+    @classmethod
+    def of(cls, weight: CudaWeight, out: Array, bias: Array | None = None) -> _Matrix:
+        return cls(weight.type, int(weight.data.data.ptr), weight.rows, out, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """How rows are cut: `rows` at a time; or as `sort_experts` has it, into `most` at most, slots `stride` apart."""
+
+    rows: int
+    of: Array | None = None
+    count: Array | None = None
+    most: int = 0
+    stride: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,49 +89,75 @@ class PromptOps:
     ops : CudaOps
         Launches the kernels.
     scratch : mapping of str to Array
-        See `strata.gguf.cuda_footprint.prompt_workspace`.
+        See `strata.gguf.cuda_prompt_footprint`.
+    expert_width : int
+        F.
     """
 
-    def __init__(self, ops: CudaOps, scratch: Mapping[str, Array]) -> None:
+    def __init__(self, ops: CudaOps, scratch: Mapping[str, Array], expert_width: int) -> None:
         self._ops = ops
+        self._width = expert_width
         self._scratch = scratch
         device = cupy.cuda.Device()
         self._shared = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
         self._processors = int(device.attributes["MultiProcessorCount"])
         self._copies_ahead = int(device.compute_capability) >= 80
-        self._hidden = _Split(*(scratch[name] for name in ("hidden", "hidden_sums", "hidden_scales")))
+        self._hidden = _Split(*(scratch.get(name) for name in ("hidden", "hidden_sums", "hidden_scales")))
 
-    def embed(self, table: CudaWeight, tokens: Array, out: Array) -> None:
+    def embed(self, table: CudaWeight, tokens: Array, out: Array, *, scale: float = 1.0) -> None:
         """See `strata.kernels.ops.Ops.embed`."""
-        self._ops.embed(table, tokens, out)
+        self._ops.embed(table, tokens, out, scale=scale)
 
     def norm_project(
-        self, x: Array, norm: Array, eps: float, weights: Sequence[CudaWeight], outs: Sequence[Array]
+        self,
+        x: Array,
+        norm: Array,
+        eps: float,
+        weights: Sequence[CudaWeight],
+        outs: Sequence[Array],
+        biases: Sequence[Array] | None = None,
     ) -> None:
         """See `strata.kernels.ops.Ops.norm_project`."""
         rows = self._split(x, norm, eps)
-        for type_ in dict.fromkeys(weight.type for weight in weights):
-            same = [(weight, out) for weight, out in zip(weights, outs, strict=True) if weight.type == type_]
+        parts = [
+            _Matrix.of(weight, out, bias)
+            for weight, out, bias in zip(weights, outs, biases or [None] * len(weights), strict=True)
+        ]
+        for type_ in dict.fromkeys(part.type for part in parts):
+            same = [part for part in parts if part.type == type_]
             for start in range(0, len(same), _PARTS):
-                self._dense(rows, len(x), same[start : start + _PARTS])
+                self._dense(rows, x, same[start : start + _PARTS])
 
-    def project_add(self, x: Array, weight: CudaWeight, residual: Array) -> None:
+    def norm_rows(self, rows: Sequence[Array], norms: Sequence[Array], eps: float) -> None:
+        """See `strata.kernels.ops.Ops.norm_rows`."""
+        self._ops.norm_rows(rows, norms, eps)
+
+    def project_add(self, x: Array, weight: CudaWeight, residual: Array, *, scale: float = 1.0) -> None:
         """See `strata.kernels.ops.Ops.project_add`."""
-        self._dense(self._split(x), len(x), [(weight, residual)], add=True)
+        self._dense(self._split(x), x, [_Matrix.of(weight, residual)], add=True, scale=scale)
 
     def dense_ffn(self, x: Array, norm: Array, eps: float, gate: CudaWeight, up: CudaWeight, down: CudaWeight) -> None:
         """See `strata.kernels.ops.Ops.dense_ffn`."""
-        activation = self._scratch["results"][: len(x) * gate.rows].reshape(len(x), gate.rows)
-        rows = self._split(x, norm, eps)
-        if gate.type == up.type:
-            self._dense(rows, len(x), [(gate, activation), (up, activation)], gated=True)
-        else:
-            ups = self._scratch["results"][activation.size : 2 * activation.size].reshape(activation.shape)
-            for weight, out in ((gate, activation), (up, ups)):
-                self._dense(rows, len(x), [(weight, out)])
-            count = int(activation.size)
-            self._ops.launch("project", "gated", (-(-count // 256),), 256, activation, ups, count)
-        self._dense(self._split(activation), len(x), [(down, x)], add=True)
+        activation = self._gated(self._split(x, norm, eps), x, gate, up, None)
+        self.project_add(activation, down, x)
+
+    def shared_ffn(
+        self,
+        hidden: Array,
+        share: Array | None,
+        gate: CudaWeight,
+        up: CudaWeight,
+        down: CudaWeight,
+        residual: Array,
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        """See `strata.kernels.ops.Ops.shared_ffn`; `hidden` has the split rows that `route` made."""
+        shares = None
+        if share is not None:
+            shares = self._scratch["share"]
+            self._dense(self._hidden, hidden, [_Matrix.of(CudaWeight(share, "F32", 1, len(share)), shares)])
+        self.project_add(self._gated(self._hidden, hidden, gate, up, shares), down, residual, scale=scale)
 
     def attention(
         self,
@@ -154,29 +208,29 @@ class PromptOps:
         hidden: Array,
         ids: Array,
         weights: Array,
+        *,
+        scale: float = 1.0,
     ) -> None:
         """See `strata.kernels.ops.Ops.route`; `hidden` becomes split rows."""
         tokens, count = len(x), router.rows
         self._split(x, norm, eps, self._hidden)
         logits = self._scratch["logits"]
-        self._dense(self._hidden, tokens, [(router, logits)])
-        choice = choice_of(logits, None, ids, ids, weights, count, normalise)
+        self._dense(self._hidden, x, [_Matrix.of(router, logits)])
+        choice = choice_of(logits, None, ids, ids, weights, experts=count, normalise=normalise, scale=scale)
         grid = (-(-tokens // _ROUTE_WARPS),)
         self._ops.launch("route", f"choose_rows<{-(-count // 32)}>", grid, 32 * _ROUTE_WARPS, choice, tokens)
 
-    def experts_add(
-        self, pool: CudaSlots, experts: int, ids: Array, weights: Array, residual: Array, counts: Array
-    ) -> None:
+    def experts_add(self, pool: CudaSlots, ids: Array, weights: Array, residual: Array, counts: Array) -> None:
         """Add the weighted experts that `route` chose for the rows that it normed.
 
-        ids int32 and weights float32 [T, K], residual [T, E]; `counts` int32 [N] becomes how many tokens each of the
-        `experts` has. Expert i is in slot i of `pool`. The sum over ranks is in rank order.
+        ids int32 and weights float32 [T, K], residual [T, E]; `counts` int32 [N] becomes how many tokens each of the N
+        experts has. Expert i is in slot i of `pool`. The sum over ranks is in rank order.
         """
         tokens, top_k = ids.shape
+        experts = len(counts)
         embedding, pairs = residual.shape[1], tokens * top_k
-        width = self._scratch["expert_width"]
+        width = self._width
         rows = self._tile_rows(pairs / experts)
-        tiles = pairs // rows + min(experts, pairs)
         sort = ("pairs", "tiles", "tile_count", "counters", "firsts")
         order, tile_of, tile_count, counters, firsts = (self._scratch[name] for name in sort)
         self._ops.launch(
@@ -188,20 +242,31 @@ class PromptOps:
         )
         results = self._scratch["results"]
         activation = results[: pairs * width].reshape(pairs, width)
-        common = {"tiles": tile_of, "tile_count": tile_count, "stride": pool.stride, "most_tiles": tiles, "tile": rows}
+        tiles = _Tiles(rows, tile_of, tile_count, pairs // rows + min(experts, pairs), pool.stride)
         base = int(pool.data.data.ptr)
-        gated = [(base + pool.gate, width, activation), (base + pool.up, width, activation)]
-        self._product(
-            pool.gate_type, self._hidden, pairs, embedding, gated, gated=True, sources=order, divide=top_k, **common
-        )
-        down = [(base + pool.down, embedding, results)]
-        self._product(pool.down_type, self._split(activation), pairs, width, down, to=order, **common)
+        gate, up = (_Matrix(pool.gate_type, base + offset, width, activation) for offset in (pool.gate, pool.up))
+        self._product(self._hidden, pairs, embedding, [gate, up], tiles=tiles, gated=True, sources=order, divide=top_k)
+        down = _Matrix(pool.down_type, base + pool.down, embedding, results)
+        self._product(self._split(activation), pairs, width, [down], tiles=tiles, to=order)
         grid = (-(-embedding // (4 * 128)), tokens)
         self._ops.launch("prompt", "combine", grid, 128, results, weights, residual, embedding, top_k)
 
-    def head(self, x: Array, norm: Array, eps: float, weight: CudaWeight, logits: Array) -> None:
+    def head(self, x: Array, norm: Array, eps: float, weight: CudaWeight, logits: Array, *, scale: float = 1.0) -> None:
         """See `strata.kernels.ops.Ops.head`."""
-        self._ops.head(x, norm, eps, weight, logits)
+        self._ops.head(x, norm, eps, weight, logits, scale=scale)
+
+    def _gated(self, rows: _Split, x: Array, gate: CudaWeight, up: CudaWeight, share: Array | None) -> Array:
+        """Return ``silu(gate h) * up h``, times sigmoid(share) if given, in scratch that the next call overwrites."""
+        activation = self._scratch["results"][: len(x) * gate.rows].reshape(len(x), gate.rows)
+        if gate.type == up.type:
+            matrices = [_Matrix.of(weight, activation) for weight in (gate, up)]
+            self._dense(rows, x, matrices, gated=True, share=share)
+            return activation
+        ups = self._scratch["results"][activation.size : 2 * activation.size].reshape(activation.shape)
+        for weight, out in ((gate, activation), (up, ups)):
+            self._dense(rows, x, [_Matrix.of(weight, out)])
+        self._ops.gate(activation, ups, share)
+        return activation
 
     def _split(self, x: Array, norm: Array | None = None, eps: float = 0.0, into: _Split | None = None) -> _Split:
         """Split the rows of `x`, normed if `norm` is given, into scratch that the next call overwrites."""
@@ -212,67 +277,57 @@ class PromptOps:
         self._ops.launch("prompt", "split_rows", grid, 32 * _SPLIT_WARPS, *arguments)
         return into
 
-    def _dense(
-        self,
-        rows: _Split,
-        count: int,
-        weights: Sequence[tuple[CudaWeight, Array]],
-        *,
-        add: bool = False,
-        gated: bool = False,
-    ) -> None:
-        """Multiply all rows by weights of one type."""
-        parts = [(int(weight.data.data.ptr), weight.rows, out) for weight, out in weights]
-        first = weights[0][0]
-        blocks = sum(-(-weight.rows // _RESULTS) for weight, _ in weights)
+    def _dense(self, rows: _Split, x: Array, matrices: Sequence[_Matrix], **options: Any) -> None:
+        """Multiply all rows, which were made of `x`, by matrices of one type."""
+        count, columns = x.shape
+        blocks = sum(-(-matrix.rows // _RESULTS) for matrix in matrices)
         tile = self._tile_rows(count)
         while tile > PROMPT_TILE_ROWS[0] and blocks * -(-count // tile) < self._processors:
             tile //= 2
-        self._product(first.type, rows, count, first.columns, parts, gated=gated, add=add, tile=tile)
+        self._product(rows, count, columns, matrices, tiles=_Tiles(tile), **options)
 
     def _product(
         self,
-        type_: str,
         rows: _Split,
         count: int,
         columns: int,
-        weights: Sequence[tuple[int, int, Array]],  # address, rows, results
+        matrices: Sequence[_Matrix],
         *,
-        tile: int,
+        tiles: _Tiles,
         gated: bool = False,
         add: bool = False,
+        scale: float = 1.0,
         sources: Array | None = None,
         divide: int = 1,
         to: Array | None = None,
-        tiles: Array | None = None,
-        tile_count: Array | None = None,
-        stride: int = 0,
-        most_tiles: int = 0,
+        share: Array | None = None,
     ) -> None:
-        pointers = {"tiles": tiles, "tile_count": tile_count, "sources": sources, "to": to}
+        arrays = {"tiles": tiles.of, "tile_count": tiles.count, "sources": sources, "to": to, "share": share}
         product = _Product(
-            **{name: 0 if array is None else int(array.data.ptr) for name, array in pointers.items()},
-            **{name: int(getattr(rows, name).data.ptr) for name in ("x", "sums", "scales")},
-            stride=stride,
-            count=len(weights),
+            **{name: _address(array) for name, array in arrays.items()},
+            **{name: _address(getattr(rows, name)) for name in ("x", "sums", "scales")},
+            stride=tiles.stride,
+            count=len(matrices),
             divide=divide,
             rows=count,
             k=columns,
             add=int(add),
+            scale=scale,
         )
         blocks = 0
-        for i, (address, length, out) in enumerate(weights):
-            product.at[i] = _Part(address, int(out.data.ptr), length, 0 if gated else blocks)
-            blocks += -(-length // _RESULTS)
+        for i, matrix in enumerate(matrices):
+            first = 0 if gated else blocks
+            product.at[i] = _Part(matrix.data, _address(matrix.out), _address(matrix.bias), matrix.rows, first)
+            blocks += -(-matrix.rows // _RESULTS)
         if gated:
-            blocks = -(-weights[0][1] // (_RESULTS // 2))
+            blocks = -(-matrices[0].rows // (_RESULTS // 2))
         self._ops.launch(
             "prompt_product",
-            f"prompt_product<{type_},{str(gated).lower()},{tile}>",
-            (blocks, most_tiles or -(-count // tile)),
+            f"prompt_product<{matrices[0].type},{str(gated).lower()},{tiles.rows}>",
+            (blocks, tiles.most or -(-count // tiles.rows)),
             _PRODUCT_THREADS,
             product,
-            shared=_shared_bytes(tile),
+            shared=_shared_bytes(tiles.rows),
         )
 
     def _tile_rows(self, rows: float) -> int:
@@ -281,10 +336,12 @@ class PromptOps:
         return next((tile for tile in fit if tile >= rows), fit[-1])
 
 
+def _address(array: Array | None) -> int:
+    return 0 if array is None else int(array.data.ptr)
+
+
 def _shared_bytes(tile: int) -> int:
     """Bytes of shared memory that a product of tiles takes at most (two of `Stage` in cuda/prompt_product.cu)."""
     activations, weights = 2 * tile * _STEP_BYTES, _RESULTS * _STEP_BYTES
     scales_and_minima, sums = 2 * 4 * _RESULTS * 4, tile * 4 * 4
     return 2 * (activations + weights + scales_and_minima + sums)
-
-

@@ -10,13 +10,15 @@ constexpr int kRows = 128, kStep = 64, kProductThreads = 256;
 
 struct Part {
   const u8* weight;
-  float* out;  // [.., rows]
+  float* out;         // [.., rows]
+  const float* bias;  // [rows], or null
   int rows;
   int first_block;  // of gridDim.x, in all of which the parts lie one after another
 };
 // Matrices of one type and k columns. With tiles, `weight` is that of slot 0 and tile blockIdx.y says which rows to take,
 // else they are those from blockIdx.y * BM on. Row i of the product multiplies activations `in[i] / divide` (in null: i) and
-// goes to `to[i]` (null: i), or is added to what is there.
+// goes to `to[i]` (null: i), times `scale`, or is added to what is there; gated results are times sigmoid(share[i]) unless
+// `share` is null.
 struct Product {
   Part at[3];  // gated: gate and up, and the results of both in the first one's `out`
   const int4* tiles;
@@ -25,7 +27,9 @@ struct Product {
   const u16* x;  // split rows, see prompt.cu
   const float *sums, *scales;
   const int *in, *to;
+  const float* share;
   int count, divide, rows, k, add;
+  float scale;
 };
 
 // Whether a type has minima. True does no harm.
@@ -282,8 +286,8 @@ __global__ void __launch_bounds__(kProductThreads, BM >= 128 || !B::kLean ? 1 : 
     for (int h = 0; h < 2; h++) {
       int r = warp_m * (BM / 2) + m * 16 + lane / 4 + h * 8;
       if (r >= count) continue;
-      float factor = p.scales[sources[r]];
       int at = first + r;
+      float factor = p.scales[sources[r]], share = kGated && p.share ? 1.0f / (1.0f + expf(-p.share[at])) : 1.0f;
       float* out = part.out + (size_t)(p.to ? p.to[at] : at) * part.rows;
 #pragma unroll
       for (int j = 0; j < (kGated ? kN / 2 : kN); j++)
@@ -294,9 +298,10 @@ __global__ void __launch_bounds__(kProductThreads, BM >= 128 || !B::kLean ? 1 : 
           float v = acc[m][j][2 * h + e] * factor;
           if constexpr (kGated) {
             float up = acc[m][j + kN / 2][2 * h + e] * factor;
-            out[c] = v / (1.0f + expf(-v)) * up;
+            out[c] = v / (1.0f + expf(-v)) * up * share;
           } else {
-            out[c] = p.add ? out[c] + v : v;
+            float before = p.add ? out[c] : part.bias ? part.bias[c] : 0.0f;
+            out[c] = fmaf(v, p.scale, before);
           }
         }
     }
