@@ -1,8 +1,8 @@
 // What lies between the products of a prompt: activations split into halves, tokens sorted by expert, results combined.
 
-// A split row has k columns as halves, high ones and then low ones, x * scale = high + low to 2^-22 of the row's largest:
-// as many bytes as its floats. `scales` has 1 / scale, a power of two; `sums` x * scale over every 16 columns, in a row of
-// sums_of(k).
+// A split row has k columns as halves, high ones and then low ones, each four of them as 0, 2, 1, 3, as codes come out of
+// blocks (see blocks.cuh). x * scale = high + low to 2^-22 of the row's largest. It takes as many bytes as its floats. `scales` has 1 / scale, a power of two; `sums` x * scale over every 16 columns, in
+// rows of sums_of(k).
 __device__ __forceinline__ int sums_of(int k) { return (k + 63) / 64 * 4; }
 
 // Splits `count` rows of k columns, a multiple of 16, after an RMS norm if `norm` is given. One warp a row.
@@ -38,13 +38,13 @@ __global__ void __launch_bounds__(128) split_rows(const float* x, const float* n
     float sum = (v.x + v.y) + (v.z + v.w);
     sum += __shfl_xor_sync(kAllLanes, sum, 1);
     sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    if (lane % 4 == 0 && c < sums_of(k) * 16) sums[c / 16] = sum;  // 0 past the end
     if (c >= k) continue;
-    u32 a = pack_halves(v.x, v.y), b = pack_halves(v.z, v.w);
-    *(uint2*)(out + c) = make_uint2(a, b);
-    a = pack_halves(v.x - half_to_float(a), v.y - half_to_float(a >> 16));
-    b = pack_halves(v.z - half_to_float(b), v.w - half_to_float(b >> 16));
-    *(uint2*)(out + k + c) = make_uint2(a, b);
-    if (lane % 4 == 0) sums[c / 16] = sum;
+    u32 even = pack_halves(v.x, v.z), odd = pack_halves(v.y, v.w);
+    *(uint2*)(out + c) = make_uint2(even, odd);
+    even = pack_halves(v.x - half_to_float(even), v.z - half_to_float(even >> 16));
+    odd = pack_halves(v.y - half_to_float(odd), v.w - half_to_float(odd >> 16));
+    *(uint2*)(out + k + c) = make_uint2(even, odd);
   }
 }
 

@@ -69,81 +69,205 @@ struct Stage {
   float sums[kHasMin<B> ? BM : 1][4];
 };
 
-// What a thread brings of a step's weights: 32 columns of one row.
+// Where chunk `c` of row `r` of the weights lies: as swizzled(), and so that four rows' chunks c and c + 2 are apart, too.
+__device__ __forceinline__ int weight_chunk(int r, int c) { return r * 8 + (c ^ ((r & 1) | (r & 2) << 1 | (r & 4) >> 1)); }
+
+// The rows of a block of the grid; those past the end repeat the last one and are not written. Of gated ones, 16 of the gate
+// and 16 of up alternate.
+template <bool kGated>
+struct Rows16 {
+  const u8 *weight, *up;
+  int first, last;
+
+  __device__ __forceinline__ const u8* matrix(int n) const { return kGated && n % 32 >= 16 ? up : weight; }
+  __device__ __forceinline__ u64 row(int n) const { return min(first + (kGated ? n / 32 * 16 + n % 16 : n), last); }
+};
+
+__device__ __forceinline__ uint4 exact_codes(u32 even0, u32 odd0, u32 even1, u32 odd1, float add) {
+  u32 offset = pack_halves(add, add);
+  return make_uint4(add_halves(even0, offset), add_halves(odd0, offset), add_halves(even1, offset), add_halves(odd1, offset));
+}
+
+// What a thread brings of a step's weights: 32 columns of one row, where a type has no better way.
 template <class B>
 struct Share {
-  static constexpr int kUnits = B::kUnit >= 32 ? 1 : 32 / B::kUnit;
-  static constexpr int kSubs = 32 / B::kSubLen;  // of a coded type
-  typename B::Raw raw[kUnits];
+  static constexpr int kSubs = 32 / B::kSubLen;
+  typename B::Raw raw;
+  const u8* w;
+  u64 blocks, first;
+  int units;
 
-  static __device__ __forceinline__ int unit(int step, int half) {
-    return B::kUnit == kStep ? step : (2 * step + half) * kUnits;
+  static __device__ __forceinline__ int n() { return threadIdx.x % kRows; }
+  static __device__ __forceinline__ int half() { return threadIdx.x / kRows; }
+  static __device__ __forceinline__ int unit(int step) { return B::kUnit == kStep ? step : 2 * step + half(); }
+  template <class R>
+  __device__ __forceinline__ void start(const R& rows, u64 all_blocks, int row_units) {
+    w = rows.matrix(n()), blocks = all_blocks, units = row_units, first = rows.row(n()) * units;
   }
-  __device__ __forceinline__ void load(const u8* w, u64 blocks, u64 row, int units, int step, int half) {
-#pragma unroll
-    for (int u = 0; u < kUnits; u++)
-      if (unit(step, half) + u < units) raw[u] = B::load(w, blocks, row * units + unit(step, half) + u);
+  __device__ __forceinline__ void load(int step) {
+    if (unit(step) < units) raw = B::load(w, blocks, first + unit(step));
   }
-
+  template <class S>
+  __device__ __forceinline__ void put(S& to, int step, bool) const {
+    if (half()) put_half<1>(to, step);
+    else put_half<0>(to, step);
+  }
   template <int kHalf, class S>
-  __device__ __forceinline__ void put(S& to, int n, int units, int step, bool low) const {
-    if constexpr (B::kCoded) {
-      int at = unit(step, kHalf);
-      bool valid = at < units;
+  __device__ __forceinline__ void put_half(S& to, int step) const {
+    int at = unit(step);
+    bool valid = at < units;
 #pragma unroll
-      for (int j = 0; j < kSubs; j++) {
-        constexpr int kFirst = B::kUnit == kStep ? kHalf * kSubs : 0;
-        float scale = 0, min = 0;
-        if (valid) B::scales(raw[0], at, kFirst + j, scale, min);
-        to.scale[kHalf * kSubs + j][n] = scale;
-        if constexpr (kHasMin<B>) to.min[kHalf * kSubs + j][n] = min;
+    for (int j = 0; j < kSubs; j++) {
+      constexpr int kFirst = B::kUnit == kStep ? kHalf * kSubs : 0;
+      float scale = 0, min = 0;
+      if (valid) B::scales(raw, at, kFirst + j, scale, min);
+      to.scale[kHalf * kSubs + j][n()] = scale;
+      if constexpr (kHasMin<B>) to.min[kHalf * kSubs + j][n()] = min;
 #pragma unroll
-        for (int i = 0; i < B::kSubLen / 4; i += 2) {
-          u32 v[4];
+      for (int i = 0; i < B::kSubLen / 4; i += 2) {
+        u32 even[2], odd[2];
 #pragma unroll
-          for (int l = 0; l < 2; l++) {
-            u32 even, odd;
-            B::codes(raw[0], at, kFirst + j, i + l, even, odd);
-            if constexpr (B::kAdd != 0) {
-              even = add_halves(even, pack_halves(B::kAdd, B::kAdd));
-              odd = add_halves(odd, pack_halves(B::kAdd, B::kAdd));
-            }
-            v[2 * l] = __byte_perm(even, odd, 0x5410);
-            v[2 * l + 1] = __byte_perm(even, odd, 0x7632);
-          }
-          int chunk = kHalf * 4 + j * B::kSubLen / 8 + i / 2;
-          to.w[swizzled<8>(n, chunk)] = valid ? make_uint4(v[0], v[1], v[2], v[3]) : make_uint4(0, 0, 0, 0);
-        }
-      }
-    } else {
-#pragma unroll
-      for (int c = 0; c < 4; c++) {
-        u32 v[4];
-#pragma unroll
-        for (int q = 0; q < 2; q++) {
-          constexpr int kEach = B::kUnit / 4;  // fours of a unit
-          int i = c * 2 + q;
-          bool valid = unit(step, kHalf) + i / kEach < units;
-          float4 f = valid ? B::quad(raw[i / kEach], 0, 0, i % kEach) : make_float4(0, 0, 0, 0);
-          v[2 * q] = pack_halves(f.x, f.y);
-          v[2 * q + 1] = pack_halves(f.z, f.w);
-          if (kIsF32<B> && low) {
-            f.x -= half_to_float(v[2 * q]), f.y -= half_to_float(v[2 * q] >> 16);
-            f.z -= half_to_float(v[2 * q + 1]), f.w -= half_to_float(v[2 * q + 1] >> 16);
-            v[2 * q] = pack_halves(f.x, f.y);
-            v[2 * q + 1] = pack_halves(f.z, f.w);
-          }
-        }
-        to.w[swizzled<8>(n, kHalf * 4 + c)] = make_uint4(v[0], v[1], v[2], v[3]);
+        for (int l = 0; l < 2; l++) B::codes(raw, at, kFirst + j, i + l, even[l], odd[l]);
+        uint4 v = make_uint4(even[0], odd[0], even[1], odd[1]);
+        if constexpr (B::kAdd != 0) v = exact_codes(even[0], odd[0], even[1], odd[1], B::kAdd);
+        to.w[weight_chunk(n(), kHalf * 4 + j * B::kSubLen / 8 + i / 2)] = valid ? v : make_uint4(0, 0, 0, 0);
       }
     }
   }
 };
 
+// Float types: neighbouring threads have neighbouring units.
+template <class B>
+struct FloatShare {
+  static constexpr int kAcross = kStep / B::kUnit, kEach = kRows * kAcross / kProductThreads;
+  typename B::Raw raw[kEach];
+  const u8* w[kEach];
+  int units;
+
+  static __device__ __forceinline__ int n(int e) { return threadIdx.x / kAcross + e * (kProductThreads / kAcross); }
+  static __device__ __forceinline__ int unit(int step) { return step * kAcross + threadIdx.x % kAcross; }
+  template <class R>
+  __device__ __forceinline__ void start(const R& rows, u64, int row_units) {
+    units = row_units;
+#pragma unroll
+    for (int e = 0; e < kEach; e++) w[e] = rows.matrix(n(e)) + rows.row(n(e)) * units * 16;  // bytes of a unit
+  }
+  __device__ __forceinline__ void load(int step) {
+#pragma unroll
+    for (int e = 0; e < kEach; e++)
+      if (unit(step) < units) raw[e] = B::load(w[e], 0, unit(step));
+  }
+  template <class S>
+  __device__ __forceinline__ void put(S& to, int step, bool low) const {
+#pragma unroll
+    for (int e = 0; e < kEach; e++)
+#pragma unroll
+      for (int i = 0; i < B::kUnit / 4; i++) {
+        float4 f = unit(step) < units ? B::quad(raw[e], 0, 0, i) : make_float4(0, 0, 0, 0);
+        u32 even = pack_halves(f.x, f.z), odd = pack_halves(f.y, f.w);
+        if (low) {
+          even = pack_halves(f.x - half_to_float(even), f.z - half_to_float(even >> 16));
+          odd = pack_halves(f.y - half_to_float(odd), f.w - half_to_float(odd >> 16));
+        }
+        int column = threadIdx.x % kAcross * B::kUnit + 4 * i;
+        *((uint2*)&to.w[weight_chunk(n(e), column / 8)] + column / 4 % 2) = make_uint2(even, odd);
+      }
+  }
+};
+template <>
+struct Share<F32> : FloatShare<F32> {};
+template <>
+struct Share<F16> : FloatShare<F16> {};
+template <>
+struct Share<BF16> : FloatShare<BF16> {};
+
+// Two neighbours share a row of 64 columns: 16 bytes of codes each, low nibbles of which are in its first half.
+struct Neighbours {
+  static __device__ __forceinline__ int n() { return threadIdx.x / 2; }
+  static __device__ __forceinline__ int half() { return threadIdx.x % 2; }
+  static __device__ __forceinline__ int chunk(int high, int i) { return weight_chunk(n(), high * 4 + half() * 2 + i / 2); }
+};
+
+template <>
+struct Share<Q4_K> : Neighbours {
+  uint4 head, q;
+  const u8* w;
+
+  template <class R>
+  __device__ __forceinline__ void start(const R& rows, u64, int units) { w = rows.matrix(n()) + rows.row(n()) * units * 36; }
+  __device__ __forceinline__ void load(int step) {
+    const u8* block = w + step / 4 * 144;
+    if (step % 4 == 0) head = load16(block);
+    q = load16(block + 16 + step % 4 * 32 + half() * 16);
+  }
+  template <class S>
+  __device__ __forceinline__ void put(S& to, int step, bool) const {
+    Q4_K::scales_of(head, step, half(), to.scale[half()][n()], to.min[half()][n()]);
+#pragma unroll
+    for (int high = 0; high < 2; high++)
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        u32 even[2], odd[2];
+#pragma unroll
+        for (int l = 0; l < 2; l++) nibbles(word(q, i + l), high, even[l], odd[l]);
+        to.w[chunk(high, i)] = exact_codes(even[0], odd[0], even[1], odd[1], Q4_K::kAdd);
+      }
+  }
+};
+
+template <>
+struct Share<Q6_K> : Neighbours {
+  uint4 q, h;
+  uint2 sc;
+  u16 d;
+  const u8 *low, *high, *scales, *factor;
+
+  template <class R>
+  __device__ __forceinline__ void start(const R& rows, u64 blocks, int units) {
+    const u8* w = rows.matrix(n());
+    u64 unit = rows.row(n()) * units;
+    low = w + unit * 32 + half() * 32, high = w + blocks * 128 + unit * 16;
+    scales = w + blocks * 192 + unit * 4, factor = w + blocks * 208 + unit / 2;
+  }
+  __device__ __forceinline__ void load(int step) {
+    q = load16(low + step / 2 * 64 + step % 2 * 16);
+    h = load16(high + step * 16);
+    if (step % 2 == 0) sc = load8(scales + step * 4);
+    if (step % 4 == 0) d = load2(factor + step / 2);
+  }
+  template <class S>
+  __device__ __forceinline__ void put(S& to, int step, bool) const {
+#pragma unroll
+    for (int high = 0; high < 2; high++) {
+      int sub = high * 2 + half();
+      u32 code = (high ? sc.y : sc.x) >> step % 2 * 8 + half() * 16;
+      to.scale[sub][n()] = half_to_float(d) * (float)(int)(i8)code;
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        u32 even[2], odd[2];
+#pragma unroll
+        for (int l = 0; l < 2; l++) {
+          u32 bits = word(h, i + l);
+          nibbles(word(q, i + l), high, even[l], odd[l]);
+          even[l] = field(bits << 8 - 2 * sub, 0x03000300u, even[l]);
+          odd[l] = field(bits >> 2 * sub, 0x03000300u, odd[l]);
+        }
+        to.w[chunk(high, i)] = exact_codes(even[0], odd[0], even[1], odd[1], Q6_K::kAdd);
+      }
+    }
+  }
+};
+
+// Whether two blocks of 64 rows fit a processor's registers.
+template <class B>
+constexpr bool kSlim = B::kLean;
+template <>
+constexpr bool kSlim<Q6_K> = true;
+
 // Grid: (blocks of kRows results, of kRows / 2 gated ones; tiles of BM rows). A warp has BM / 2 rows by 32 results; of a
 // gated product 16 of the gate and the same 16 of up.
 template <class B, bool kGated, int BM>
-__global__ void __launch_bounds__(kProductThreads, BM >= 128 || !B::kLean ? 1 : 2) prompt_product(const Product p) {
+__global__ void __launch_bounds__(kProductThreads, BM >= 128 || !kSlim<B> ? 1 : 2) prompt_product(const Product p) {
   using S = Stage<B, BM>;
   constexpr int kM = BM / 32, kN = 4, kGroups = B::kCoded ? kStep / B::kSubLen : 4, kParts = kStep / 16 / kGroups;
   extern __shared__ uint4 shared[];
@@ -161,57 +285,56 @@ __global__ void __launch_bounds__(kProductThreads, BM >= 128 || !B::kLean ? 1 : 
   while (!kGated && index + 1 < p.count && blockIdx.x >= p.at[index + 1].first_block) index++;
   Part part = p.at[index];
   int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warp_m = warp / 4, warp_n = warp % 4;
-  int units = p.k / B::kUnit, n = threadIdx.x % kRows, half = threadIdx.x / kRows;
-  int out_first = (blockIdx.x - part.first_block) * (kGated ? kRows / 2 : kRows);
-  const u8* w = part.weight;
-  u64 row = min(out_first + n, part.rows - 1);  // rows past the end repeat the last one and are not written
-  if (kGated) {
-    if (n % 32 >= 16) w = p.at[1].weight;
-    row = min(out_first + n / 32 * 16 + n % 16, part.rows - 1);
-  }
-  w += p.stride * (u64)slot;
-  u64 blocks = (u64)part.rows * p.k / B::kBlock;
+  Rows16<kGated> rows;
+  rows.first = (blockIdx.x - part.first_block) * (kGated ? kRows / 2 : kRows), rows.last = part.rows - 1;
+  rows.weight = part.weight + p.stride * (u64)slot, rows.up = kGated ? p.at[1].weight + p.stride * (u64)slot : nullptr;
+  Share<B> share;
+  share.start(rows, (u64)part.rows * p.k / B::kBlock, p.k / B::kUnit);
   for (int i = threadIdx.x; i < BM; i += kProductThreads) {
     int r = first + min(i, count - 1);
     sources[i] = p.in ? p.in[r] / p.divide : r;
   }
   __syncthreads();
 
+  // A thread copies one chunk of high or low halves of every 16th row.
+  constexpr int kCopies = BM * 16 / kProductThreads;
   int width = (p.k + kStep - 1) / kStep, steps = kIsF32<B> ? 2 * width : width, sums = width * 4;
-  auto bring = [&](int i) {  // the activations of step i
-    S& to = stages[i & 1];
-    int step = i >= width ? i - width : i;
-    int chunk = threadIdx.x & 7, low = threadIdx.x >> 3 & 1, column = step_column<B>(step, chunk / 2) + chunk % 2 * 8;
+  int chunk = threadIdx.x & 7, low = threadIdx.x >> 3 & 1, top_row = threadIdx.x / 16;
+  u32 offsets[kCopies];  // of rows, in chunks
 #pragma unroll
-    for (int r = threadIdx.x / 16; r < BM; r += kProductThreads / 16)
-      copy16(&to.x[low][swizzled<8>(r, chunk)], p.x + ((size_t)sources[r] * 2 + low) * p.k + (column < p.k ? column : 0),
-             column < p.k);
+  for (int c = 0; c < kCopies; c++) offsets[c] = ((u32)sources[top_row + 16 * c] * 2 + low) * (u32)(p.k / 8);
+  const u16* x = p.x;
+  auto bring = [&](int i, int step) {  // the activations of a step
+    S& to = stages[i & 1];
+    int column = step_column<B>(step, chunk / 2) + chunk % 2 * 8;
+    bool valid = column < p.k;
+    const u16* from = x + (valid ? column : 0);
+#pragma unroll
+    for (int c = 0; c < kCopies; c++)
+      copy16(&to.x[low][swizzled<8>(top_row + 16 * c, chunk)], from + (size_t)offsets[c] * 8, valid);
     if constexpr (kHasMin<B>) {
-      for (int j = threadIdx.x; j < BM * 4; j += kProductThreads) {
-        int at = step_column<B>(step, j % 4) / 16;
-        copy4(&to.sums[j / 4][j % 4], p.sums + (size_t)sources[j / 4] * sums + at, at * 16 < p.k);
+      if constexpr (B::kUnit == kStep && B::kSubLen == 16) {  // columns may be far apart
+        for (int j = threadIdx.x; j < BM * 4; j += kProductThreads)
+          copy4(&to.sums[j / 4][j % 4], p.sums + (size_t)sources[j / 4] * sums + step_column<B>(step, j % 4) / 16, true);
+      } else if (threadIdx.x < BM) {
+        copy16(to.sums[threadIdx.x], p.sums + (size_t)sources[threadIdx.x] * sums + step * 4, true);
       }
     }
     copies_end();
   };
-  Share<B> share;
-  auto fetch = [&](int i) { share.load(w, blocks, row, units, i >= width ? i - width : i, half); };
-  auto put = [&](int i) {
-    int step = i >= width ? i - width : i;
-    if (half) share.template put<1>(stages[i & 1], n, units, step, i >= width);
-    else share.template put<0>(stages[i & 1], n, units, step, i >= width);
-  };
 
   float acc[kM][kN][4] = {};
-  fetch(0);
-  bring(0);
-  put(0);
+  share.load(0);
+  bring(0, 0);
+  share.put(stages[0], 0, false);
   for (int i = 0; i < steps; i++) {
     copies_complete<0>();
     __syncthreads();
-    if (i + 1 < steps) {
-      fetch(i + 1);
-      bring(i + 1);
+    bool more = i + 1 < steps, second = i + 1 >= width;  // the low halves of F32 weights
+    int next = second ? i + 1 - width : i + 1;
+    if (more) {
+      share.load(next);
+      bring(i + 1, next);
     }
     const S& s = stages[i & 1];
 #pragma unroll 1
@@ -223,8 +346,8 @@ __global__ void __launch_bounds__(kProductThreads, BM >= 128 || !B::kLean ? 1 : 
 #pragma unroll
         for (int q = 0; q < kParts; q++) {
           u32 r[4];
-          int chunk = (g * kParts + q) * 2;
-          load_matrices(r, &s.w[swizzled<8>(warp_n * 32 + j * 8 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2)]);
+          int of = (g * kParts + q) * 2;
+          load_matrices(r, &s.w[weight_chunk(warp_n * 32 + j * 8 + lane % 8 + lane / 16 * 8, of + lane / 8 % 2)]);
           b[j][q][0] = r[0], b[j][q][1] = r[1], b[j + 1][q][0] = r[2], b[j + 1][q][1] = r[3];
         }
       if constexpr (B::kCoded) {
@@ -248,15 +371,17 @@ __global__ void __launch_bounds__(kProductThreads, BM >= 128 || !B::kLean ? 1 : 
 #pragma unroll
           for (int l = 0; l < 2; l++)
             load_matrices(a[q][l], &s.x[l][swizzled<8>(top + lane % 16, (g * kParts + q) * 2 + lane / 16)]);
-        float c[kN][4] = {};
+        float c[kN][4];
 #pragma unroll
         for (int q = 0; q < kParts; q++)
 #pragma unroll
           for (int l = 0; l < 2; l++)
 #pragma unroll
             for (int j = 0; j < kN; j++) {
-              if constexpr (B::kCoded) matrix_unit(c[j], a[q][l], b[j][q][0], b[j][q][1]);
-              else matrix_unit(acc[m][j], a[q][l], b[j][q][0], b[j][q][1]);
+              if constexpr (B::kCoded) {
+                if (q == 0 && l == 0) matrix_product(c[j], a[q][l], b[j][q][0], b[j][q][1]);
+                else matrix_unit(c[j], a[q][l], b[j][q][0], b[j][q][1]);
+              } else matrix_unit(acc[m][j], a[q][l], b[j][q][0], b[j][q][1]);
             }
         if constexpr (B::kCoded) {
           float total[2] = {};
@@ -277,7 +402,7 @@ __global__ void __launch_bounds__(kProductThreads, BM >= 128 || !B::kLean ? 1 : 
         }
       }
     }
-    if (i + 1 < steps) put(i + 1);
+    if (more) share.put(stages[(i + 1) & 1], next, kIsF32<B> && second);
   }
 
 #pragma unroll
@@ -293,7 +418,7 @@ __global__ void __launch_bounds__(kProductThreads, BM >= 128 || !B::kLean ? 1 : 
       for (int j = 0; j < (kGated ? kN / 2 : kN); j++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-          int c = out_first + warp_n * (kGated ? 16 : 32) + j * 8 + lane % 4 * 2 + e;
+          int c = rows.first + warp_n * (kGated ? 16 : 32) + j * 8 + lane % 4 * 2 + e;
           if (c >= part.rows) continue;
           float v = acc[m][j][2 * h + e] * factor;
           if constexpr (kGated) {

@@ -53,6 +53,18 @@ __device__ __forceinline__ void load_transposed(u32 (&r)[4], const void* row) {
                : "r"(shared_address(row)));
 }
 
+// c = a b, as matrix_unit() adds it.
+__device__ __forceinline__ void matrix_product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+#else
+  c[0] = c[1] = c[2] = c[3] = 0;
+  matrix_unit(c, a, b0, b1);
+#endif
+}
+
 __device__ __forceinline__ u32 add_halves(u32 a, u32 b) {
   u32 sum;
   asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
