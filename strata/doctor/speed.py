@@ -73,8 +73,8 @@ class Speeds:
     unstaged: float  # bounds all but `pinned` where the staging ring is not page-locked
     ready: float
     weights: float  # multiplied per second in matrix products over a whole chunk
-    # Up to so many, a call multiplies each token by itself, while it reads the weights; where experts may be missed there
-    # are no larger ones. 0: calls are all alike.
+    # Up to so many, a call multiplies each token by itself, while it reads the weights; where experts may be missed
+    # there are no larger ones. 0: calls are all alike.
     call_tokens: int
     products: float  # multiplied per second then
     layer_s: float  # launching one layer's kernels or calls

@@ -60,8 +60,9 @@ __device__ __forceinline__ int step_column(int step, int q) {
   return step * kStep + q * 16;
 }
 
+// Rows of 128 bytes start at multiples of that, so that a chunk's address is changed by `exclusive or` alone.
 template <class B, int BM>
-struct Stage {
+struct alignas(128) Stage {
   static constexpr int kGroups = B::kCoded ? kStep / B::kSubLen : 1;
   uint4 x[2][BM * 8];  // high, low: rows of 8 chunks
   uint4 w[kRows * 8];
@@ -185,7 +186,10 @@ struct Share<BF16> : FloatShare<BF16> {};
 struct Neighbours {
   static __device__ __forceinline__ int n() { return threadIdx.x / 2; }
   static __device__ __forceinline__ int half() { return threadIdx.x % 2; }
-  static __device__ __forceinline__ int chunk(int high, int i) { return weight_chunk(n(), high * 4 + half() * 2 + i / 2); }
+  int at;  // weight_chunk() of its first chunk, which the others differ from in two bits
+
+  __device__ __forceinline__ void start() { at = weight_chunk(n(), half() * 2); }
+  __device__ __forceinline__ int chunk(int high, int i) const { return at ^ (high * 4 + i / 2); }
 };
 
 template <>
@@ -194,7 +198,10 @@ struct Share<Q4_K> : Neighbours {
   const u8* w;
 
   template <class R>
-  __device__ __forceinline__ void start(const R& rows, u64, int units) { w = rows.matrix(n()) + rows.row(n()) * units * 36; }
+  __device__ __forceinline__ void start(const R& rows, u64, int units) {
+    Neighbours::start();
+    w = rows.matrix(n()) + rows.row(n()) * units * 36;
+  }
   __device__ __forceinline__ void load(int step) {
     const u8* block = w + step / 4 * 144;
     if (step % 4 == 0) head = load16(block);
@@ -224,6 +231,7 @@ struct Share<Q6_K> : Neighbours {
 
   template <class R>
   __device__ __forceinline__ void start(const R& rows, u64 blocks, int units) {
+    Neighbours::start();
     const u8* w = rows.matrix(n());
     u64 unit = rows.row(n()) * units;
     low = w + unit * 32 + half() * 32, high = w + blocks * 128 + unit * 16;
@@ -267,10 +275,10 @@ constexpr bool kSlim<Q6_K> = true;
 // Grid: (blocks of kRows results, of kRows / 2 gated ones; tiles of BM rows). A warp has BM / 2 rows by 32 results; of a
 // gated product 16 of the gate and the same 16 of up.
 template <class B, bool kGated, int BM>
-__global__ void __launch_bounds__(kProductThreads, BM >= 128 || !kSlim<B> ? 1 : 2) prompt_product(const Product p) {
+__global__ void __launch_bounds__(kProductThreads, BM > 64 || !kSlim<B> ? 1 : 2) prompt_product(const Product p) {
   using S = Stage<B, BM>;
   constexpr int kM = BM / 32, kN = 4, kGroups = B::kCoded ? kStep / B::kSubLen : 4, kParts = kStep / 16 / kGroups;
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];
   __shared__ int sources[BM];
   S* stages = (S*)shared;
   wait_for_previous();
@@ -300,18 +308,18 @@ __global__ void __launch_bounds__(kProductThreads, BM >= 128 || !kSlim<B> ? 1 : 
   constexpr int kCopies = BM * 16 / kProductThreads;
   int width = (p.k + kStep - 1) / kStep, steps = kIsF32<B> ? 2 * width : width, sums = width * 4;
   int chunk = threadIdx.x & 7, low = threadIdx.x >> 3 & 1, top_row = threadIdx.x / 16;
-  u32 offsets[kCopies];  // of rows, in chunks
+  u32 offsets[kCopies];  // of rows, in bytes
 #pragma unroll
-  for (int c = 0; c < kCopies; c++) offsets[c] = ((u32)sources[top_row + 16 * c] * 2 + low) * (u32)(p.k / 8);
-  const u16* x = p.x;
+  for (int c = 0; c < kCopies; c++) offsets[c] = ((u32)sources[top_row + 16 * c] * 2 + low) * (u32)(p.k * 2);
+  const u8* x = (const u8*)p.x;
+  int to_chunk = low * BM * 8 + swizzled<8>(top_row, chunk);
   auto bring = [&](int i, int step) {  // the activations of a step
     S& to = stages[i & 1];
     int column = step_column<B>(step, chunk / 2) + chunk % 2 * 8;
     bool valid = column < p.k;
-    const u16* from = x + (valid ? column : 0);
+    const u8* from = x + (valid ? column : 0) * 2;
 #pragma unroll
-    for (int c = 0; c < kCopies; c++)
-      copy16(&to.x[low][swizzled<8>(top_row + 16 * c, chunk)], from + (size_t)offsets[c] * 8, valid);
+    for (int c = 0; c < kCopies; c++) copy16(to.x[0] + to_chunk + 128 * c, from + offsets[c], valid);
     if constexpr (kHasMin<B>) {
       if constexpr (B::kUnit == kStep && B::kSubLen == 16) {  // columns may be far apart
         for (int j = threadIdx.x; j < BM * 4; j += kProductThreads)
@@ -323,6 +331,9 @@ __global__ void __launch_bounds__(kProductThreads, BM >= 128 || !kSlim<B> ? 1 : 
     copies_end();
   };
 
+  // Shared addresses of fragments in the first stage, of columns 0 to 15; those of columns 16 q differ in bits 5 and 6.
+  u32 x_at = shared_address(stages->x[0] + swizzled<8>(warp_m * (BM / 2) + lane % 16, lane / 16));
+  u32 w_at = shared_address(stages->w + weight_chunk(warp_n * 32 + lane % 8 + lane / 16 * 8, lane / 8 % 2));
   float acc[kM][kN][4] = {};
   share.load(0);
   bring(0, 0);
@@ -337,7 +348,8 @@ __global__ void __launch_bounds__(kProductThreads, BM >= 128 || !kSlim<B> ? 1 : 
       bring(i + 1, next);
     }
     const S& s = stages[i & 1];
-#pragma unroll 1
+    u32 stage = (i & 1) * (u32)sizeof(S);
+#pragma unroll 1  // unrolled, it spills
     for (int g = 0; g < kGroups; g++) {
       u32 b[kN][kParts][2];
       float scale[kN][2], min[kN][2];
@@ -346,8 +358,7 @@ __global__ void __launch_bounds__(kProductThreads, BM >= 128 || !kSlim<B> ? 1 : 
 #pragma unroll
         for (int q = 0; q < kParts; q++) {
           u32 r[4];
-          int of = (g * kParts + q) * 2;
-          load_matrices(r, &s.w[weight_chunk(warp_n * 32 + j * 8 + lane % 8 + lane / 16 * 8, of + lane / 8 % 2)]);
+          load_matrices(r, ((w_at + stage) ^ (g * kParts + q) << 5) + j * 8 * 128);
           b[j][q][0] = r[0], b[j][q][1] = r[1], b[j + 1][q][0] = r[2], b[j + 1][q][1] = r[3];
         }
       if constexpr (B::kCoded) {
@@ -370,7 +381,7 @@ __global__ void __launch_bounds__(kProductThreads, BM >= 128 || !kSlim<B> ? 1 : 
         for (int q = 0; q < kParts; q++)
 #pragma unroll
           for (int l = 0; l < 2; l++)
-            load_matrices(a[q][l], &s.x[l][swizzled<8>(top + lane % 16, (g * kParts + q) * 2 + lane / 16)]);
+            load_matrices(a[q][l], ((x_at + stage) ^ (g * kParts + q) << 5) + l * BM * 128 + m * 16 * 128);
         float c[kN][4];
 #pragma unroll
         for (int q = 0; q < kParts; q++)

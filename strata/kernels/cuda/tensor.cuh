@@ -40,13 +40,14 @@ __device__ __forceinline__ int swizzled(int r, int c) {
   return r * kChunks + (c ^ (r / (8 / kChunks) & (kChunks - 1)));
 }
 
-// Four matrices of 8 rows of 16 bytes; lane l has the address of row l % 8 of matrix l / 8. Lane l gets of each the halves
+// Four matrices of 8 rows of 16 bytes; lane l has the shared address of row l % 8 of matrix l / 8. Lane l gets of each the halves
 // 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; transposed: of column l / 4, rows 2 (l % 4) and 2 (l % 4) + 1.
-__device__ __forceinline__ void load_matrices(u32 (&r)[4], const void* row) {
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row)));
+               : "r"(row));
 }
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], const void* row) { load_matrices(r, shared_address(row)); }
 __device__ __forceinline__ void load_transposed(u32 (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
