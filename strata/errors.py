@@ -96,6 +96,8 @@ class KernelError(StrataError):
 class DeviceFailed(StrataError):
     """A CUDA device does not start, failed while it ran, or was lost."""
 
+    worth_a_report = True
+
 
 class AllocationFailed(StrataError):
     """A memory refused a planned reservation at load time.

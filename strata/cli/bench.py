@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from strata.cli.loading import load, plan_to_run, show_plan
+from strata.cli.fetch import PlannedRun, open_to_run, plan_run
+from strata.cli.loading import load, show_plan
 from strata.cli.output import emit_json, out, warn
-from strata.cli.preflight import open_model, require_feasible, take_facts
+from strata.cli.preflight import OpenModel, require_feasible
 from strata.cli.progress import steps
 from strata.errors import UsageError
 
 if TYPE_CHECKING:
     from strata.doctor.facts import Facts
     from strata.doctor.plan import AllocationPlan, PlanOptions
+    from strata.doctor.speed import Range
+    from strata.gguf.model_facts import ModelFacts
     from strata.runtime.bench import BenchResult
     from strata.runtime.engine import Engine
 
-_COLUMNS = ("device", "experts ready", "test", "tok/s, median", "of", "read", "of memory", "hits", "filled")
+_COLUMNS = ("device", "experts ready", "test", "tok/s, median", "expected", "of", "read", "of memory", "hits", "filled")
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,9 @@ class BenchRequest:
 def bench_model(request: BenchRequest, options: PlanOptions) -> None:
     """Carry out `strata bench`."""
     from strata.cli.overhead import overhead_noted
-    from strata.doctor.versions import versions
     from strata.runtime.bench import BenchOptions, run_bench
     from strata.runtime.models import load_config
-    from strata.runtime.runlog import RunLog, fingerprint, log_folder
+    from strata.runtime.runlog import RunLog, log_folder
 
     bench = BenchOptions(
         prompts=_lengths("--prompts", request.prompts, least=1),
@@ -50,15 +52,18 @@ def bench_model(request: BenchRequest, options: PlanOptions) -> None:
         repetitions=request.repetitions,
         seed=request.seed,
     )
-    model = open_model(request.model)
-    with model.file, RunLog(log_folder(), warn=warn) as log:
+    if options.max_context is None:
+        options = msgspec.structs.replace(options, max_context=bench.context)
+
+    def plan_it(model: OpenModel, log: RunLog | None = None) -> PlannedRun:
         load_config(model.file)
-        facts = take_facts(model.file.path, options)
-        log.event("start", versions=versions(), facts_sha256=fingerprint(facts))
-        if options.max_context is None:
-            options = msgspec.structs.replace(options, max_context=bench.context)
-        plan, notes = plan_to_run(model, facts, options)
-        for note in notes:
+        return plan_run(model, options, log)
+
+    model = open_to_run(request.model, plan_it, quiet=request.json)
+    with model.file, RunLog(log_folder(), warn=warn) as log:
+        planned = plan_it(model, log)
+        facts, plan = planned.facts, planned.plan
+        for note in planned.notes:
             warn(note)
         if not request.json:
             show_plan(plan)
@@ -67,12 +72,14 @@ def bench_model(request: BenchRequest, options: PlanOptions) -> None:
         loaded = load(model, plan, options, log, quiet=request.json)
         with loaded as engine, overhead_noted(engine, facts), steps() as progress:
             results = run_bench(engine, model.facts, bench, lambda what: progress(what, None, None))
-            document = _document(engine, results, facts, bench.seed)
+            ranges = tuple(expected_of_result(facts, model.facts, engine.plan, result) for result in results)
+            document = _document(engine, results, ranges, facts, bench.seed)
             log.event("bench", **{key: document[key] for key in ("results", "memory", "loading")})
     if request.json:
         emit_json(document)
     else:
-        out().print(markdown(engine.plan, results, document["memory_bytes_per_s"]), soft_wrap=True, markup=False)
+        table = markdown(engine.plan, results, ranges, document["memory_bytes_per_s"])
+        out().print(table, soft_wrap=True, markup=False)
 
 
 def _lengths(option: str, text: str, *, least: int) -> tuple[int, ...]:
@@ -92,7 +99,32 @@ def _check_lengths(needed: int, context: int) -> None:
         )
 
 
-def _document(engine: Engine, results: tuple[BenchResult, ...], facts: Facts, seed: int) -> dict[str, Any]:
+def expected_of_result(facts: Facts, model: ModelFacts, plan: AllocationPlan, result: BenchResult) -> Range:
+    """Return the range in which a measurement's speed should lie by the plan's arithmetic, with the misses it had."""
+    from strata.doctor.expectation import Turn, expected_of_turn
+
+    misses = round(result.misses / len(result.tokens_per_s))
+    prompt = result.test == "prompt"
+    turn = Turn(
+        start=result.depth,
+        prompt=result.tokens if prompt else 0,
+        answer=0 if prompt else result.tokens,
+        prefill_misses=misses if prompt else 0,
+        decode_misses=0 if prompt else misses,
+    )
+    decode, prefill = expected_of_turn(facts, model, plan, turn)
+    return prefill if prompt else decode
+
+
+def is_inside(result: BenchResult, expected: Range) -> bool:
+    """Say whether a measurement's median lies in the range that was expected."""
+    slow, fast = expected
+    return slow <= result.median_tokens_per_s <= fast
+
+
+def _document(
+    engine: Engine, results: tuple[BenchResult, ...], ranges: tuple[Range, ...], facts: Facts, seed: int
+) -> dict[str, Any]:
     from strata.doctor.versions import versions
 
     plan = engine.plan
@@ -110,7 +142,14 @@ def _document(engine: Engine, results: tuple[BenchResult, ...], facts: Facts, se
         "memory_bytes_per_s": _memory_speed(facts, plan),
         "link_bytes_per_s": facts.speed.value.h2d_pinned_bytes_per_s if facts.speed.value else None,
         "loading": engine.loading,
-        "results": results,
+        "results": [
+            {
+                **msgspec.structs.asdict(result),
+                "expected_tokens_per_s": expected,
+                "inside_expected": is_inside(result, expected),
+            }
+            for result, expected in zip(results, ranges, strict=True)
+        ],
         "memory": engine.memory_report(),
     }
 
@@ -126,12 +165,19 @@ def _memory_speed(facts: Facts, plan: AllocationPlan) -> float | None:
     return max(speed.ram_read_bytes_per_s.values(), default=None)
 
 
-def markdown(plan: AllocationPlan, results: tuple[BenchResult, ...], memory_speed: float | None) -> str:
+def markdown(
+    plan: AllocationPlan,
+    results: tuple[BenchResult, ...],
+    ranges: tuple[Range, ...],
+    memory_speed: float | None,
+) -> str:
     """Return results as the rows of a Markdown table, under one line that names the model."""
+    from strata.cli.promise import range_text
+
     ready = f"{plan.experts.slots:,} of {plan.experts.total:,}" if plan.experts.total else "dense"
     rows = [f"{plan.model.name}, KV {plan.kv}, context {plan.context:,}:", ""]
     rows += [_row(_COLUMNS), _row(["---"] * len(_COLUMNS))]
-    for result in results:
+    for result, expected in zip(results, ranges, strict=True):
         low, high = min(result.tokens_per_s), max(result.tokens_per_s)
         read = result.bytes_per_s
         filled = sum(result.filled_bytes.values())
@@ -142,6 +188,7 @@ def markdown(plan: AllocationPlan, results: tuple[BenchResult, ...], memory_spee
                     ready,
                     f"{result.test} {result.tokens:,}" + (f" at {result.depth:,}" if result.test == "decode" else ""),
                     f"{result.median_tokens_per_s:,.1f} ({low:,.1f} to {high:,.1f})",
+                    f"{range_text(expected)}{'' if is_inside(result, expected) else ', OUTSIDE'}",
                     str(len(result.tokens_per_s)),
                     f"{read / 1e9:,.0f} GB/s" if read else "",
                     f"{read / memory_speed:.0%}" if read and memory_speed else "",

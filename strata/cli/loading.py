@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from strata.cli.output import err, unicode_ok
+from strata.cli.output import err, unicode_ok, warn
 from strata.cli.preflight import OpenModel, make_or_load_plan, take_facts
 from strata.cli.progress import steps
 from strata.errors import AllocationFailed
@@ -168,7 +168,7 @@ def load_once(model: OpenModel, plan: AllocationPlan, log: RunLog, **memory: Any
     from strata.runtime.engine import Engine
 
     with steps() as progress:
-        return Engine.load(
+        engine = Engine.load(
             model.file,
             plan,
             progress=lambda done, total: progress("loading", done, total),
@@ -176,3 +176,6 @@ def load_once(model: OpenModel, plan: AllocationPlan, log: RunLog, **memory: Any
             log=log.event,
             **memory,
         )
+    for note in engine.notes:
+        warn(note)
+    return engine

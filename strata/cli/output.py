@@ -182,17 +182,23 @@ def _refused(error: OSError) -> StrataError:
 
 
 def _bug(bug: Exception) -> StrataError:
-    """Describe an unexpected exception, its traceback saved to a file, or shown where no file can be written."""
+    """Describe an unexpected exception, its traceback saved to a file, or shown where no file can be written.
+
+    The file is for an issue: names, homes and tokens in it are replaced as in a report.
+    """
     import tempfile
 
+    from strata.doctor.redact import Redactor
+
+    said = Redactor().text("".join(traceback.format_exception(bug)))
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="strata-bug-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
         ) as file:
-            traceback.print_exception(bug, file=file)
+            file.write(said)
         remedy = f"please open an issue and attach {file.name}"
     except OSError:
-        traceback.print_exception(bug)
+        err().print(said, markup=False, soft_wrap=True)
         remedy = "please open an issue with the lines above"
     error = StrataError("strata met a bug of its own", f"{type(bug).__name__}: {bug}", remedy)
     error.worth_a_report = True

@@ -44,9 +44,9 @@ def overhead_noted(engine: Engine, facts: Facts) -> Iterator[None]:
     yield
     ended = _beside_the_plan(engine)
     device = _device(facts, engine.plan.device.id)
-    if loaded is None or ended is None or device is None:
-        return
-    found = Overhead(modules_bytes=max(loaded, 0), graphs_bytes=max(ended - loaded, 0))
+    if loaded is None or ended is None or device is None or not 0 <= loaded <= ended:
+        return  # with less at the end than before, another program gave memory back meanwhile
+    found = Overhead(modules_bytes=loaded, graphs_bytes=ended - loaded)
     if max(found.modules_bytes, found.graphs_bytes) > _MOST:
         return
     record = _Record(*_surroundings(facts, device), engine.plan.model.architecture, found)

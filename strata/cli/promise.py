@@ -19,16 +19,30 @@ if TYPE_CHECKING:
     from strata.gguf.model_facts import ModelFacts
 
 WHOLE = "whole process"
+BY_DRIVER = "VRAM, by the driver"
 
 
 def memory_rows(plan: AllocationPlan, report: MemoryReport) -> list[dict[str, Any]]:
-    """Return planned and taken bytes of each tier, by the allocator, and of the process, by the system."""
+    """Return planned and taken bytes of each memory, and their difference.
+
+    Of each tier by the allocator; of a GPU's memory by the driver too, context and kernels included, None where it does
+    not say; of the process's RAM, page-locked or not, by the system.
+    """
     numpy = plan.device.backend == "numpy"
     names = TIER_NAMES | ({Tier.VRAM: "RAM, the device's share"} if numpy else {})
-    rows = [(names[each.tier], each.planned_bytes, each.allocated_bytes) for each in report.tiers if each.planned_bytes]
+    rows: list[tuple[str, int, int | None]] = [
+        (names[each.tier], each.planned_bytes, each.allocated_bytes) for each in report.tiers if each.planned_bytes
+    ]
+    if plan.device.backend == "cuda":
+        rows.append((BY_DRIVER, plan.planned_bytes(Tier.VRAM), report.vram_taken_bytes))
     rows.append((WHOLE, report.planned_bytes, report.actual_bytes))
     return [
-        {"memory": name, "planned_bytes": planned, "taken_bytes": taken, "difference_bytes": planned - taken}
+        {
+            "memory": name,
+            "planned_bytes": planned,
+            "taken_bytes": taken,
+            "difference_bytes": None if taken is None else planned - taken,
+        }
         for name, planned, taken in rows
     ]
 
@@ -43,7 +57,8 @@ def memory_table(rows: list[dict[str, Any]]) -> Table:
         table.add_column(justify="right", no_wrap=True)
     table.add_row("after loading", "planned", "taken", "difference", style="bold")
     for row in rows:
-        table.add_row(row["memory"], *(size(row[key]) for key in ("planned_bytes", "taken_bytes", "difference_bytes")))
+        figures = (row[key] for key in ("planned_bytes", "taken_bytes", "difference_bytes"))
+        table.add_row(row["memory"], *("unknown" if each is None else size(each) for each in figures))
     return table
 
 
@@ -69,6 +84,6 @@ def speed_document(stats: GenerationStats, ranges: tuple[Range, Range]) -> dict[
 
 
 def range_text(speeds: Range) -> str:
-    """Write a range as in "expected 11 to 22"."""
+    """Write a range: "11 to 22"."""
     slow, fast = (f"{each:,.0f}" if each >= 10 else f"{each:.1f}" for each in speeds)
-    return f"expected {slow} to {fast}"
+    return f"{slow} to {fast}"

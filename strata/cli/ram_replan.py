@@ -34,7 +34,7 @@ def require_context(plan: AllocationPlan) -> None:
     """
     from strata.runtime.process_memory import anonymous_bytes, mappable_bytes
 
-    line = plan.line("context") if plan.device.backend == "numpy" else None
+    line = plan.line("context" if plan.device.backend == "numpy" else "process")  # a GPU's context lies in VRAM
     needed = max(line.bytes - anonymous_bytes(), 0) if line else 0
     granted = mappable_bytes(needed)
     if line and granted + _MIB < needed:

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 def write_report(model: str | None, options: PlanOptions, folder: Path, *, json: bool) -> None:
     """Gather everything a person needs to help, redacted, into `folder`."""
+    from rich.text import Text
+
     from strata.doctor.bundle import write_bundle
     from strata.doctor.diagnose import diagnose
     from strata.doctor.raw_outputs import raw_outputs
+    from strata.doctor.report import Trimmed
     from strata.runtime.runlog import log_folder, run_logs
 
     opened = open_model(model, header_only=True) if model else None
@@ -33,7 +36,7 @@ def write_report(model: str | None, options: PlanOptions, folder: Path, *, json:
     if json:
         emit_json({"markdown": str(bundle.markdown), "archive": str(bundle.archive), "replaced": len(bundle.replaced)})
         return
-    out().print(report.verdict.sentence, markup=False)
+    out().print(Trimmed(Text(report.verdict.sentence)))
     out().print(f"\nFor an issue, paste  {bundle.markdown}\nand attach           {bundle.archive}", soft_wrap=True)
     kinds = ", ".join(f"{each.pseudonym} ({each.times} times)" for each in bundle.replaced)
     out().print(f"Replaced: {kinds or 'nothing'}. Look through both before you send them.", soft_wrap=True)

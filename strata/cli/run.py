@@ -8,16 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strata.cli.loading import load, plan_to_run, show_plan
+from strata.cli.fetch import PlannedRun, open_to_run, plan_run
+from strata.cli.loading import load, show_plan
 from strata.cli.output import err, say, stop, warn
-from strata.cli.preflight import (
-    OpenModel,
-    made_with,
-    open_model,
-    require_feasible,
-    take_facts,
-    with_notes,
-)
+from strata.cli.preflight import OpenModel, require_feasible, with_notes
 from strata.cli.prompt import check_prompt, read_prompt, room, typed_text
 from strata.cli.ram_replan import require_context
 from strata.errors import ExitCode
@@ -60,10 +54,9 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
     from strata.cli.overhead import overhead_noted
     from strata.cli.promise import expected
     from strata.cli.session import Session
-    from strata.cli.simulated_run import load_simulated, simulated_log_folder, simulated_machine
-    from strata.doctor.versions import versions
+    from strata.cli.simulated_run import load_simulated, simulated_log_folder
     from strata.runtime.models import load_config
-    from strata.runtime.runlog import RunLog, fingerprint, log_folder
+    from strata.runtime.runlog import RunLog, log_folder
     from strata.runtime.sampler import Sampler, SamplerOptions
     from strata.runtime.tokenizer import Tokenizer
 
@@ -75,24 +68,24 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
     )
     typed, system = typed_text("-p", request.prompt), typed_text("--system", request.system)
     check_prompt(typed, json=request.json)
-    model = open_model(request.model)
-    logs = log_folder() if request.simulate is None else simulated_log_folder()
-    with model.file, RunLog(logs, warn=warn) as log:
+
+    def plan_it(model: OpenModel, log: RunLog | None = None) -> PlannedRun:
         load_config(model.file)  # refuses what cannot run before anything is planned or loaded
         Tokenizer.check(model.file.metadata)
-        simulated = simulated_machine(request.simulate, model, options, saved=request.plan_file, shrink=request.shrink)
-        if simulated:
-            facts, options = simulated.facts, simulated.options
-        else:
-            facts = take_facts(model.file.path, made_with(options, request.plan_file))
-        log.event("start", versions=versions(), facts_sha256=fingerprint(facts))
-        plan, notes = plan_to_run(model, facts, options, request.plan_file)
+        saved, machine, shrink = request.plan_file, request.simulate, request.shrink
+        return plan_run(model, options, log, saved=saved, simulate=machine, shrink=shrink)
+
+    model = open_to_run(request.model, plan_it, quiet=request.json)
+    logs = log_folder() if request.simulate is None else simulated_log_folder()
+    with model.file, RunLog(logs, warn=warn) as log:
+        planned = plan_it(model, log)
+        facts, simulated, plan = planned.facts, planned.simulated, planned.plan
         if simulated:
             plan = with_notes(plan, simulated.notes)
-        for note in notes:
+        for note in planned.notes:
             warn(note)
         if not request.json:
-            _show_preflight(facts, None if simulated else model, plan, options)
+            _show_preflight(facts, None if simulated else model, plan, planned.options)
             show_plan(plan)
         require_feasible(plan)
         require_context(plan)
@@ -110,7 +103,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
         if simulated:
             loaded = load_simulated(model, plan, simulated, log, quiet=request.json)
         else:
-            loaded = load(model, plan, options, log, quiet=request.json)
+            loaded = load(model, plan, planned.options, log, quiet=request.json)
         with loaded as engine, overhead_noted(engine, facts):
             session = Session(
                 engine,

@@ -244,7 +244,7 @@ def _read_line() -> str | None:
 
 
 def _rate(tokens: int, per_s: float | None, speeds: Range) -> str:
-    return f"{tokens:,} tokens" + (f" at {per_s:,.1f}/s ({range_text(speeds)})" if per_s else "")
+    return f"{tokens:,} tokens" + (f" at {per_s:,.1f}/s (expected {range_text(speeds)})" if per_s else "")
 
 
 def _dim(text: str, *, wrap: bool = True) -> None:

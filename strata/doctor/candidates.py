@@ -15,7 +15,8 @@ from typing import NamedTuple, Protocol
 
 from strata.doctor.budgets import Bound, Limits, room
 from strata.doctor.experts import ExpertSizes
-from strata.doctor.plan import DeviceRef, Reservation, SlotClass, Tier
+from strata.doctor.facts import Facts
+from strata.doctor.plan import DeviceRef, PlanOptions, Reservation, SlotClass, Tier
 from strata.doctor.request import Request
 from strata.doctor.speed import PROMPT, Placement, Speeds, Traffic
 
@@ -42,6 +43,12 @@ class Backend(Protocol):
     limits: Limits
     notes: tuple[str, ...]
     measured_lines: tuple[str, ...]  # ids of lines that are as large as the facts say, not as the plan chose
+
+    def among(self, facts: Facts, options: PlanOptions) -> Backend:
+        """Return the same device and model among other memories, or under other options.
+
+        Raises what making it anew would.
+        """
 
     @property
     def speeds(self) -> Speeds:

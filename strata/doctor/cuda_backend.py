@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cached_property
 from math import sqrt
 
@@ -28,6 +29,7 @@ DEVICE_STEP = 2 * MIB  # the driver maps device memory in pieces of 2 MiB
 CONTEXT = 512 * MIB
 MODULES = 64 * MIB  # every kernel of this backend, loaded eagerly
 GRAPHS = 64 * MIB  # captured graphs and what libraries keep
+_MORE = 16 * MIB  # of either than a run took
 # In RAM: the interpreter, CuPy, the CUDA libraries' host side, and a tokenizer (see the numpy backend's figure).
 PROCESS = 768 * MIB
 PROCESS_PER_TOKEN = 1024
@@ -87,7 +89,7 @@ class CudaBackend:
         self.limits = cuda_limits(facts, self._gpu, options)
         self.threads, thread_notes = host_threads(facts)
         self._facts = facts
-        self._whatever_the_host: dict[tuple[Request, int], tuple[Reservation, ...]] = {}
+        self._known_lines: dict[tuple[int, str, int, HostChoice], tuple[Reservation, ...]] = {}
         self._lines = Lines(device=self._gpu.uuid, step=DEVICE_STEP, alignment=cuda_footprint.ARRAY_ALIGNMENT)
         self._slot_bytes = tuple(cuda_footprint.expert_slot_bytes(c.bytes) for c in self.experts.classes)
         self._pool_bytes: dict[int, int] = {}
@@ -99,10 +101,20 @@ class CudaBackend:
         """See `candidates.Backend`. Nobody asks while only looking for what fits."""
         return _speeds(self._facts, self._gpu)
 
+    def among(self, facts: Facts, options: PlanOptions) -> CudaBackend:
+        """See `candidates.Backend`."""
+        other = copy(self)  # with what is known of lines and pools: sizes do not depend on budgets
+        other.limits = cuda_limits(facts, choose_gpu(facts, options.gpu), options)
+        return other
+
     def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """See `candidates.Backend`."""
-        if (request, chunk) not in self._whatever_the_host:  # asked for once for every place of the host lines
-            self._whatever_the_host[request, chunk] = self._lines_of(request, chunk)
+        asked = request.context, request.kv, chunk, host
+        if asked not in self._known_lines:  # the same few are asked for over and over, above all in search of changes
+            self._known_lines[asked] = self._lines_of(request, chunk) + self._host_lines(chunk, host)
+        return self._known_lines[asked]
+
+    def _host_lines(self, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         # Two layers' worth of misses: one on its way while the other is copied from.
         ring = Size(
             2 * self._model.top_k * self.experts.largest_stored_bytes,
@@ -116,7 +128,7 @@ class CudaBackend:
             len(cuda_footprint.host_io(self._model, chunk)),
         )
         lines = (io, *self._lines.host_lines(self._model, host.embedding, host.staging, ring))
-        return (*self._whatever_the_host[request, chunk], *(line for line in lines if line.bytes))
+        return tuple(line for line in lines if line.bytes)
 
     def _lines_of(self, request: Request, chunk: int) -> tuple[Reservation, ...]:
         """Make the lines that do not depend on where the host's lie."""
@@ -148,17 +160,14 @@ class CudaBackend:
         )
         return tuple(line for line in lines if line.bytes)
 
-    def _overhead(self, least: int, name: str) -> Size:
-        """What the last run here took, and no less than is assumed.
-
-        The driver counts a whole card, and others may have given memory back meanwhile.
-        """
+    def _overhead(self, assumed: int, name: str) -> Size:
+        """What the last run here took, and some more: the next model of its architecture may have more layers."""
         overheads = self._gpu.cuda.overheads if self._gpu.cuda else {}
         found = overheads.get(self._model.architecture)
         if found is None:
-            return Size(least, "assumed")
+            return Size(assumed, "assumed")
         nbytes: int = getattr(found, name)
-        return Size(max(nbytes, least), f"{size(nbytes)} measured in the last run, at least {size(least)}")
+        return Size(nbytes + _MORE, f"{size(nbytes)} measured in the last run + {size(_MORE)}")
 
     def slot_bytes(self, slots: int) -> int:
         """See `candidates.Backend`."""
@@ -251,9 +260,10 @@ def _speeds(facts: Facts, gpu: Gpu) -> Speeds:
         return speed
 
     copied = measured.device_copy_bytes_per_s if measured else None
-    vram = pick(
-        "VRAM reads at", 2 * copied if copied else None, _REACHED * card.bandwidth if card else None, _UNKNOWN_BANDWIDTH
-    )
+    vram = pick("VRAM reads at", 2 * copied if copied else None, card.bandwidth if card else None, _UNKNOWN_BANDWIDTH)
+    if not copied:
+        vram *= _REACHED
+        basis.append(f"Of VRAM's bandwidth kernels are taken to reach {_REACHED:.0%}.")
     link = pick(
         "Page-locked memory is copied at",
         measured.h2d_pinned_bytes_per_s if measured else None,

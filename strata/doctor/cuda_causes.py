@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from strata.doctor.cuda_packages import CUDA12, CUDA13
+
 
 class CudaCode(NamedTuple):
     """One error code. `check` is the id of the check that looks for its cause in the facts."""
@@ -51,7 +53,7 @@ CUDA_CODES: dict[int, CudaCode] = {
         "CUDA driver version is insufficient for CUDA runtime version",
         "STR-DRV-OLD",
         "the driver is older than the CUDA runtime needs (CUDA 12: 525, CUDA 13: 580), or libcuda was not found at all",
-        "Install a newer driver, or CuPy for its CUDA: pip install 'strata[cuda12]'",
+        f"Install a newer driver, or CuPy for its CUDA: {CUDA12}",
     ),
     46: CudaCode(
         "cudaErrorDevicesUnavailable",
@@ -67,7 +69,7 @@ CUDA_CODES: dict[int, CudaCode] = {
         "invalid device function",
         "STR-CUDA-ARCH",
         "the program holds no code for this GPU's architecture",
-        "Install a build for this GPU: pip install 'strata[cuda13]'",
+        f"Install a build for this GPU: {CUDA13}",
     ),
     100: CudaCode(
         "cudaErrorNoDevice",
@@ -100,7 +102,7 @@ CUDA_CODES: dict[int, CudaCode] = {
         "no kernel image is available for execution on the device",
         "STR-CUDA-ARCH",
         "the program holds no code for this GPU's architecture; NVRTC before 12.8 cannot make sm_120 (RTX 50)",
-        "pip install -U 'nvidia-cuda-nvrtc-cu12>=12.8' (or strata[cuda13])",
+        f'pip install -U "nvidia-cuda-nvrtc-cu12>=12.8", or with a driver from 580 on: {CUDA13}',
     ),
     214: CudaCode(
         "cudaErrorECCUncorrectable",

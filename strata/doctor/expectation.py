@@ -42,7 +42,7 @@ def expected_of_turn(facts: Facts, model: ModelFacts, plan: AllocationPlan, turn
     _, prefill = speed_of_turn(
         reading, backend.speeds, placement, prefill_misses=turn.prefill_misses, misses_per_token=0.0
     )
-    writing = backend.traffic(request, turn.start + turn.prompt + turn.answer // 2)
+    writing = backend.traffic(request, max(turn.start + turn.prompt + turn.answer // 2, 1))
     misses = turn.decode_misses / max(turn.answer, 1)
     decode, _ = speed_of_turn(writing, backend.speeds, placement, prefill_misses=0, misses_per_token=misses)
     return decode, prefill

@@ -42,7 +42,7 @@ def read_facts(path: Path) -> Facts:
         if version != SCHEMA_VERSION:
             raise UsageError(asked, f"it has schema version {version}, this Strata reads {SCHEMA_VERSION}", again)
         facts = msgspec.json.decode(text, type=Facts)
-        _require_sane(msgspec.to_builtins(facts))
+        require_sane(msgspec.to_builtins(facts))
         return facts
     except msgspec.ValidationError as failure:
         raise UsageError(asked, f"it is JSON, but not a record of facts: {failure}", again) from None
@@ -50,16 +50,22 @@ def read_facts(path: Path) -> Facts:
         raise UsageError(asked, f"it is not JSON that Strata wrote: {failure}", again) from None
 
 
-def _require_sane(value: object) -> None:
-    """Raise `ValueError` for a number that no probe can have counted: sizes are sums of what is counted in 64 bits."""
+def require_sane(value: object, name: str = "") -> None:
+    """Raise `ValueError` for a number that nobody can have counted.
+
+    Sizes are sums of what is counted in 64 bits. Neither they nor speeds nor cores, by their `name`, are less than 0.
+    """
     if isinstance(value, dict):
-        for item in value.values():
-            _require_sane(item)
+        for key, item in value.items():
+            require_sane(item, key if isinstance(key, str) and not key.isdecimal() else name)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            _require_sane(item)
-    elif isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
-        raise ValueError("it has a number of more than 64 bits")
+            require_sane(item, name)
+    elif isinstance(value, (int, float)):
+        if abs(value) >= LARGEST_NUMBER:
+            raise ValueError("it has a number of more than 64 bits")
+        if value < 0 and (name.startswith("cpu_") or name.endswith(("_bytes", "_bytes_per_s"))):
+            raise ValueError(f"{name} is {value}, less than 0")
 
 
 def write_facts(facts: Facts, path: Path) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from strata.doctor.budgets import tier_names
-from strata.doctor.plan import AllocationPlan, Tier
+from strata.doctor.plan import AllocationPlan, Budget, SharedBudget, Tier
 from strata.doctor.units import size
 
 
@@ -23,6 +23,11 @@ def _broken(plan: AllocationPlan) -> Iterator[str]:
         if line.bytes < 0:
             yield f'the line "{line.id}" has {line.bytes} bytes'
     names = tier_names(plan)
+    memories: tuple[Budget | SharedBudget, ...] = (*plan.budgets, *plan.shared)
+    for memory in memories:
+        if min(memory.usable_bytes, memory.reserve_bytes) < 0:
+            name = names[memory.tier] if isinstance(memory, Budget) else memory.name
+            yield f"{name} has {memory.usable_bytes} bytes of which {memory.reserve_bytes} are kept free"
     for budget in plan.budgets:
         over = plan.planned_bytes(budget.tier, budget.device) + budget.reserve_bytes - budget.usable_bytes
         if over > 0:

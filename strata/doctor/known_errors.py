@@ -6,7 +6,10 @@ general, and the first that fits a line explains it. CUDA's codes come from thei
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
+
+from strata.doctor.cuda_packages import CUDA12, CUDA13
 
 PIN = (
     r"\bpin(?:s|ned|ning)?\b|page.?lock|cuda_?(?:host_?(?:alloc|register)|malloc_?host)"
@@ -15,11 +18,11 @@ PIN = (
 REGISTER = r"host_?register|\bregister(?:s|ed|ing)?\b"
 NO_MEMORY = (
     r"out[ -]of[ -](?:\w+[ -])?mem|\boom\b|\bran out\b|not enough (?:\w+ )?memory|insufficient (?:\w+ )?memory"
-    r"|MemoryAllocation|\bOUT_OF_MEM|ENOMEM|cannot allocate memory"
+    r"|MemoryAllocation|(?:\b|_)OUT_OF_MEM|ENOMEM|cannot allocate memory"
 )
 NO_DEVICE = (
     r"no CUDA.?(?:cap|device)|NoDevice\b|\bNO_DEVICE\b"
-    r"|no (?:usable |supported )?(?:cuda |nvidia )?(?:gpu|device)s? (?:is |was |were )?(?:detected|found|avail)"
+    r"|no (?:usable |supported )?(?:cuda |nvidia )?(?:gpu|device)s? (?:is |was |were |are )?(?:detected|found|avail)"
 )
 FAILED = r"fail|cannot|can't|could ?n[o']t|unable|refus|error|stopped|denied|reject|not possible"
 PIN_SIZE = (
@@ -56,7 +59,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         (r"driver version is insuff|InsufficientDriver|INSUFFICIENT_DRIVER|driver (?:is )?too old",),
         "the NVIDIA driver is older than the CUDA runtime needs (CUDA 12: 525, on Windows 528; CUDA 13: 580), or "
         "libcuda was not found; the call named in the line (a page-locked request, say) only happened to come first",
-        "Install a newer driver, or CuPy for its CUDA: pip install 'strata[cuda12]'",
+        f"Install a newer driver, or CuPy for its CUDA: {CUDA12}",
     ),
     KnownError(
         "STR-CTX-BROKEN",
@@ -220,7 +223,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "Architecture not known to the compiler",
         (r"invalid value for --gpu-arch|unsupported gpu architecture|no kernel image|sm_\d+ is not compatible",),
         "the program or its compiler has no code for this GPU's architecture; NVRTC before 12.8 cannot make sm_120",
-        "pip install -U 'nvidia-cuda-nvrtc-cu12>=12.8' (or strata[cuda13])",
+        f'pip install -U "nvidia-cuda-nvrtc-cu12>=12.8", or with a driver from 580 on: {CUDA13}',
     ),
     KnownError(
         "STR-CUDA-FORK",
@@ -234,7 +237,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "Two CuPy packages",
         (r"multiple CuPy packages",),
         "two CuPy packages are installed over each other",
-        "pip uninstall -y cupy-cuda12x cupy-cuda13x && pip install 'strata[cuda13]'",
+        f"pip uninstall -y cupy-cuda12x cupy-cuda13x, then: {CUDA13}",
     ),
     KnownError(
         "STR-PIN-LATCHED",
@@ -314,78 +317,47 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "A CUDA library is missing",
         (r"(?:lib)?(?:nvrtc|cudart|cublas|nvJitLink)\w*[.-]?(?:so|dll|alt)?", NOT_THERE),
         "a library of the CUDA toolkit, which CuPy loads when it needs it, is not installed",
-        "pip install 'strata[cuda13]' (or strata[cuda12]), which brings NVRTC and the runtime",
+        f"{CUDA13}, which brings NVRTC and the runtime (before driver 580: {CUDA12})",
+    ),
+    KnownError(
+        "STR-CUDA-HIDDEN",
+        "No GPU for this process",
+        (r"no (?:cuda )?gpus? (?:are |is |was |were )?(?:available|found|detected|visible)",),
+        "CUDA shows this process no GPU: CUDA_VISIBLE_DEVICES hides them, the container was given none, or no driver "
+        "answers",
+        "strata doctor tells which; unset CUDA_VISIBLE_DEVICES; container: docker run --gpus all ...",
+    ),
+    KnownError(
+        "STR-DRV-NVML",
+        "GPU taken from a running container",
+        (r"Failed to initialize NVML: Unknown Error",),
+        "inside a container: the host's systemd reloaded its units and took the GPU's device files from it",
+        "Start the container anew; for good, let the runtime use the cgroupfs driver, or pass the devices on: "
+        "docker run --device /dev/nvidiactl --device /dev/nvidia0 --device /dev/nvidia-uvm ...",
     ),
     KnownError(
         "STR-RAM-SHORT",
         "RAM exhausted",
-        (r"\b_?(?:Array)?MemoryError\b|std::bad_alloc|failed to mmap|mmap.*cannot allocate|os error 12\b",),
-        "a request for ordinary RAM was refused",
-        "Close other programs, or plan with less: --ram-budget SIZE",
+        (
+            r"\b_?(?:Array)?MemoryError\b|std::bad_alloc|failed to mmap|os error 12\b|\[Errno 12\]|\bENOMEM\b"
+            r"|cannot allocate memory",
+        ),
+        "a request for ordinary RAM was refused: all is in use, or this process is limited (ulimit -v, strict "
+        "overcommit)",
+        "Close other programs, plan with less (--ram-budget SIZE), or raise the limit: strata doctor names it",
     ),
 )  # fmt: skip
 
-TROUBLE = (  # a line without any of these words reports no error, whatever else it says
-    *("error", "fail", "cannot", "n't", "could not", "unable", "refus", "denied", "reject", "insuff", "not enough"),
-    *(
-        "out of",
-        "out-of",
-        "out_of",
-        "ran out",
-        "oom",
-        "enomem",
-        "no cuda",
-        "no room",
-        "no vram",
-        "no kernel",
-        "no device",
-    ),
-    *(
-        "no usable",
-        "no gpu",
-        "no nvidia",
-        "no_device",
-        "invalid",
-        "unsupported",
-        "too old",
-        "too small",
-        "too low",
-        "busy",
-    ),
-    *(
-        "already mapped",
-        "not yet",
-        "not found",
-        "timed out",
-        "illegal",
-        "non supported",
-        "no adapters",
-        "unknown runtime",
-        "unsupported gnu",
-        "missing",
-        "assert",
-        "noexcept",
-        "locked",
-        "stopped",
-        "virtuallock",
-        "curesult",
-        "lost",
-        "mismatch",
-        "fork",
-        "multiple cupy",
-        "combination",
-    ),
-    *(
-        "stopped",
-        "killed",
-        "bad_alloc",
-        "xid",
-        "fallen",
-        "dxgk",
-        "fatal",
-        "tried to allocate",
-        "not work",
-        "not possible",
-    ),
-    *("not ready", "not compatible", "not have enough", "no such"),
+# A line without any of these reports no error, whatever else it says.
+TROUBLE = tuple(
+    re.split(
+        r",\s+",
+        """error, fail, cannot, n't,
+        could not, unable, refus, denied, reject, insuff, not enough, out of, out-of, out_of,
+        ran out, oom, enomem, no cuda, no room, no vram, no kernel, no device, no usable, no gpu, no nvidia, no_device,
+        invalid, unsupported, too old, too small, too low, busy, already mapped, not yet, not found, timed out, illegal,
+        non supported, no adapters, unknown runtime, unsupported gnu, missing, assert, noexcept, locked, stopped,
+        virtuallock, curesult, lost, mismatch, fork, multiple cupy, combination, killed, bad_alloc, xid, fallen, dxgk,
+        fatal, tried to allocate, not work, not possible, not ready, not compatible, not have enough, no such""",
+    )
 )

@@ -55,10 +55,10 @@ def about_windows(model: ModelFacts, context: int, chunk: int, kv_bytes: int) ->
         Of the whole KV cache.
     """
     cells = model.window + chunk
-    if not model.windowed_layers or cells >= context:
+    windowed = sum(model.kv_heads[layer] for layer in model.windowed_layers)
+    if not windowed or cells >= context:
         return ()
-    share = sum(model.kv_heads[layer] for layer in model.windowed_layers) / sum(model.kv_heads)
-    saved = round(kv_bytes * share * (context - cells) / context)
+    saved = round(kv_bytes * windowed / sum(model.kv_heads) * (context - cells) / context)
     return (
         f"Layers that see {model.window:,} tokens only: {len(model.windowed_layers)} of {model.layers}. Their KV cache "
         f"holds all {context:,} like that of the others, since attention cannot read a windowed one yet, which would "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cached_property
 
 from strata.doctor.budgets import numpy_limits
@@ -50,12 +51,7 @@ class NumpyBackend:
     )
 
     def __init__(self, facts: Facts, model: ModelFacts, options: PlanOptions) -> None:
-        if options.vram_reserve_bytes is not None:
-            raise UsageError(
-                "leave VRAM free (--vram-reserve-mib)",
-                "the plan is for the CPU, which has none",
-                "Use --ram-budget to bound what is taken, or --device cuda",
-            )
+        _refuse_what_only_a_gpu_has(options)
         self.device = DeviceRef(backend="numpy", id=CPU, name=(facts.host.value or HostFacts()).cpu_model or "CPU")
         self.minimum_slots = minimum_slots(model)
         self.experts = ExpertSizes.of(model)
@@ -65,7 +61,14 @@ class NumpyBackend:
         self._lines = Lines(device=CPU, step=PAGE, alignment=footprint.SLOT_ALIGNMENT)
         self._slot_bytes = footprint.expert_slot_size(model).bytes
         self._facts = facts
-        self._whatever_the_host: dict[tuple[Request, int], tuple[Reservation, ...]] = {}
+        self._known_lines: dict[tuple[int, str, int, int, HostChoice], tuple[Reservation, ...]] = {}
+
+    def among(self, facts: Facts, options: PlanOptions) -> NumpyBackend:
+        """See `candidates.Backend`."""
+        _refuse_what_only_a_gpu_has(options)
+        other = copy(self)  # with what is known of lines: sizes do not depend on budgets
+        other.limits = numpy_limits(facts, options)
+        return other
 
     @cached_property
     def speeds(self) -> Speeds:
@@ -74,11 +77,15 @@ class NumpyBackend:
 
     def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """See `candidates.Backend`."""
-        if (request, chunk) not in self._whatever_the_host:  # asked for once for every place of the host lines
-            self._whatever_the_host[request, chunk] = self._lines_of(request, chunk)
+        asked = request.context, request.kv, request.threads, chunk, host
+        if asked not in self._known_lines:  # the same few are asked for over and over, above all in search of changes
+            self._known_lines[asked] = self._lines_of(request, chunk) + self._host_lines(host)
+        return self._known_lines[asked]
+
+    def _host_lines(self, host: HostChoice) -> tuple[Reservation, ...]:
         ring = footprint.Size(self.experts.largest_stored_bytes, "the largest expert as stored")
         lines = self._lines.host_lines(self._model, host.embedding, host.staging, ring)
-        return (*self._whatever_the_host[request, chunk], *(line for line in lines if line.bytes))
+        return tuple(line for line in lines if line.bytes)
 
     def _lines_of(self, request: Request, chunk: int) -> tuple[Reservation, ...]:
         """Make the lines that do not depend on where the host's lie."""
@@ -184,3 +191,12 @@ def _speeds(facts: Facts, model: ModelFacts, threads: int) -> Speeds:
         efficiency=_EFFICIENCY,
         basis=(ram_basis, file_basis),
     )
+
+
+def _refuse_what_only_a_gpu_has(options: PlanOptions) -> None:
+    if options.vram_reserve_bytes is not None:
+        raise UsageError(
+            "leave VRAM free (--vram-reserve-mib)",
+            "the plan is for the CPU, which has none",
+            "Use --ram-budget to bound what is taken, or --device cuda",
+        )

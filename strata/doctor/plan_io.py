@@ -11,6 +11,7 @@ from strata import __version__
 from strata.doctor.budgets import tier_names
 from strata.doctor.candidates import Backend, HostChoice
 from strata.doctor.facts import Facts
+from strata.doctor.facts_io import LARGEST, require_sane
 from strata.doctor.files import write_files
 from strata.doctor.invariants import broken
 from strata.doctor.plan import SCHEMA_VERSION, AllocationPlan, Reservation, Tier
@@ -49,11 +50,14 @@ def load_plan(path: Path) -> AllocationPlan:
     """
     asked = f"read the plan {path}"
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(LARGEST + 1)
     except OSError as error:
         raise UsageError(
             asked, error.strerror or str(error), "Give the path of a file that strata plan -o wrote"
         ) from error
+    if len(text) > LARGEST:
+        raise PlanMismatch(asked, f"the file is no plan: it is larger than {LARGEST >> 20} MiB", _AGAIN)
     try:
         version = msgspec.json.decode(text, type=_Versioned).schema_version
     except (msgspec.DecodeError, RecursionError) as error:
@@ -63,8 +67,10 @@ def load_plan(path: Path) -> AllocationPlan:
             asked, f"it has schema {version}, and this is Strata {__version__} with schema {SCHEMA_VERSION}", _AGAIN
         )
     try:
-        return msgspec.json.decode(text, type=AllocationPlan)
-    except (msgspec.ValidationError, RecursionError) as error:
+        plan = msgspec.json.decode(text, type=AllocationPlan)
+        require_sane(msgspec.to_builtins(plan))
+        return plan
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise PlanMismatch(asked, f"a field is wrong: {error}", f"Correct it, or make a new one. {_AGAIN}") from error
 
 
@@ -72,6 +78,8 @@ def _contradiction(plan: AllocationPlan, backend: Backend) -> str | None:
     """Say what this plan chose that cannot be chosen for this model here, if anything."""
     if plan.experts.total != backend.experts.total:
         return f"it counts {plan.experts.total} experts, and the model has {backend.experts.total}"
+    if plan.experts.minimum_slots != backend.minimum_slots:
+        return f"its fewest expert slots are {plan.experts.minimum_slots}, and {backend.minimum_slots} are needed"
     return None if plan.kv in backend.kv_types else f"the KV cache cannot be {plan.kv} here"
 
 
@@ -124,6 +132,14 @@ def _as_measured(plan: AllocationPlan, needed: tuple[Reservation, ...], backend:
     return msgspec.structs.replace(plan, reservations=lines, budgets=limits.budgets, shared=limits.shared)
 
 
+def _other_slots(plan: AllocationPlan, backend: Backend) -> str | None:
+    """Say whether the slots are shared out among the sizes of experts otherwise than the runtime knows them."""
+    classes = backend.slot_classes(plan.experts.slots) if plan.experts.total else ()
+    if plan.experts.classes == classes:
+        return None
+    return f"it shares its {plan.experts.slots} expert slots out otherwise than the runtime does"
+
+
 def check_saved(plan: AllocationPlan, facts: Facts, model: ModelFacts) -> tuple[AllocationPlan, tuple[str, ...]]:
     """Check a saved plan against this machine and model before it is followed.
 
@@ -165,8 +181,8 @@ def check_saved(plan: AllocationPlan, facts: Facts, model: ModelFacts) -> tuple[
         raise PlanMismatch(asked, contradiction, _AGAIN)
     needed = _needed(plan, backend)
     followed = _as_measured(plan, needed, backend)
-    if too_small := next(_too_small(followed, needed), None):
-        raise PlanMismatch(asked, too_small, _AGAIN)
+    if wrong := next(_too_small(followed, needed), None) or _other_slots(plan, backend):
+        raise PlanMismatch(asked, wrong, _AGAIN)
     grown = [(old, new) for old, new in zip(plan.reservations, followed.reservations, strict=True) if old != new]
     plan = followed
     used = {tier: plan.planned_bytes(tier) for tier in Tier}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import msgspec
 
@@ -53,7 +54,11 @@ class Problem:
     @classmethod
     def of(cls, facts: Facts, model: ModelFacts, options: PlanOptions) -> Problem:
         """Pose the problem; raises what `make_plan` does."""
-        backend = backend_for(facts, model, options)
+        return cls.on(backend_for(facts, model, options), model, options)
+
+    @classmethod
+    def on(cls, backend: Backend, model: ModelFacts, options: PlanOptions) -> Problem:
+        """Pose the problem to a backend that was made with these options."""
         return cls(backend, request_for(backend, model, options), backend.limits.bounds())
 
     def least(self) -> Candidate:
@@ -63,11 +68,17 @@ class Problem:
     def best(self) -> tuple[float, Candidate]:
         """The best score and its candidate, the first of equals. Something fits: `least` did."""
         traffic = self.backend.traffic(self.request)
-        scored = (
-            (turn_seconds(traffic, self.backend.speeds, c.placement), c)
-            for c in candidates(self.backend, self.request, self.bounds)
-        )
-        return min(scored, key=lambda pair: pair[0])
+        found = candidates(self.backend, self.request, self.bounds)
+        scored = ((turn_seconds(traffic, self.backend.speeds, c.placement), c) for c in found)
+        first = next(scored)
+        if self._nothing_given_up(first[1].placement):
+            return first
+        return min(chain((first,), scored), key=lambda pair: pair[0])
+
+    def _nothing_given_up(self, where: Placement) -> bool:
+        """Say whether no other candidate can be better: every expert has a slot, and every ladder is at its top."""
+        top = self.request.chunks[0], *self.backend.host_choices[0], self.backend.experts.total
+        return (where.chunk, where.embedding, where.staging, where.slots) == top
 
 
 def backend_for(facts: Facts, model: ModelFacts, options: PlanOptions) -> Backend:
@@ -122,17 +133,20 @@ def make_plan(facts: Facts, model: ModelFacts, options: PlanOptions) -> Allocati
     plan = _draft(facts, model, options)
     if plan.feasible:
         return plan
-    changes = smallest_changes(plan, partial(_fits, model, facts))
+    fits = partial(_fits, backend_for(facts, model, options), model)
+    changes = smallest_changes(plan, partial(fits, facts))
     if not changes:
-        on_gpu = plan.device.backend != "numpy"
-        changes = (smallest_machine(facts, options, partial(_fits, model), on_gpu=on_gpu),)
+        changes = (smallest_machine(facts, options, fits, on_gpu=plan.device.backend != "numpy"),)
     return msgspec.structs.replace(plan, changes=changes)
 
 
-def _fits(model: ModelFacts, facts: Facts, options: PlanOptions) -> bool:
-    """Say whether there is a plan: the leanest rung needs the least of every memory, so it decides."""
+def _fits(backend: Backend, model: ModelFacts, facts: Facts, options: PlanOptions) -> bool:
+    """Say whether there is a plan: the leanest rung needs the least of every memory, so it decides.
+
+    The device and the model are those of `backend`, so that what their lines take is not worked out again.
+    """
     try:
-        return Problem.of(facts, model, options).least().fits
+        return Problem.on(backend.among(facts, options), model, options).least().fits
     except UsageError:
         return False
 

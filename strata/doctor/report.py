@@ -18,6 +18,7 @@ from strata.doctor.summary import summary
 from strata.doctor.units import counted
 
 WIDTH = 100  # wider lines are hard to read
+LONGEST = 500  # signs of one piece of evidence
 NAMED = 4  # checks named in a folded line
 PROBLEMS = (Status.CRASHED, Status.FAIL, Status.WARN)
 SYMBOLS = {"pass": "✓", "warn": "!", "fail": "✗", "unknown": "?", "skipped": "–", "crashed": "✗"}
@@ -117,11 +118,16 @@ def _finding(finding: Finding) -> RenderableType:
         f"  {finding.title}  [{finding.id}]",
     )
     lines = [(Text(), Text(finding.what))]
-    seen = [Text(f"{e.text}  ({e.source})") for e in finding.evidence]
+    seen = [Text(f"{_shortened(e.text)}  ({e.source})") for e in finding.evidence]
     lines += [(Text("seen" if n == 0 else ""), text) for n, text in enumerate(seen)]
     if finding.remedy:
         lines.append((Text("fix"), Text(finding.remedy, style="bold")))
     return Group(head, Padding(rows(lines), (0, 0, 0, 2)))
+
+
+def _shortened(text: str) -> str:
+    """Return `text` without its middle where it is long: an error's words stand at its ends. JSON has it whole."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"
 
 
 def _folded(status: Status, findings: list[Finding]) -> Text:

@@ -108,6 +108,10 @@ class SimulatedBackend(NumpyBackend):
             "allocated here (on the CPU, weights as float32), and memory options speak of the small machine.",
         )
 
+    def among(self, facts: Facts, options: PlanOptions) -> SimulatedBackend:
+        """See `candidates.Backend`."""
+        return SimulatedBackend(facts, self._model, options)
+
     def fixed_lines(self, request: Request, chunk: int, host: HostChoice) -> tuple[Reservation, ...]:
         """See `candidates.Backend`. What a GPU process takes besides is charged, and taken by the simulated driver."""
         lines = []

@@ -17,6 +17,7 @@ ATTENTION_SPLITS = 32  # as in `strata.kernels.cuda_layout`
 INPUT_SAMPLING = 64  # where the options of sampling start in "inputs", bytes
 INPUT_ROWS = 128  # where the rows do
 CHOSEN = 4  # tokens that are chosen on the device before the host looks at the first
+COUNTS = 4  # as in `strata.kernels.residency`
 SAMPLE_STRETCH = 64  # as in `strata.kernels.cuda_layout`
 LOAD_PIECE = 4 << 20  # bytes of the file that are brought to the device at once
 LOAD_PIECES = 8  # on their way at the same time
@@ -84,6 +85,7 @@ def workspace(model: ModelFacts, chunk: int) -> tuple[BufferSpec, ...]:
             BufferSpec("weights", (tokens, model.top_k)),
             BufferSpec("ops.logits", (tokens, model.experts)),
             BufferSpec("ops.activation", (tokens * model.top_k, model.expert_width)),
+            *_tables(model, tokens),
         ]
     width = model.shared_width if model.experts else model.feed_forward
     if width:
@@ -116,7 +118,8 @@ def host_io(model: ModelFacts, chunk: int) -> tuple[BufferSpec, ...]:
     if model.experts:
         buffers += [
             BufferSpec("ids", (model.layers, tokens, model.top_k), "i32"),
-            BufferSpec("slots", (tokens, model.top_k), "i32"),
+            BufferSpec("counts", (CHOSEN, COUNTS), "u64"),
+            BufferSpec("wanted", (1 + 2 * tokens * model.top_k,), "i32"),
         ]
     if takes_prompts(model, chunk):
         buffers.append(prompt_inputs(model, chunk))
@@ -138,6 +141,20 @@ def _inputs(model: ModelFacts, tokens: int) -> BufferSpec:
     """Position and tokens, how to sample, then the tokens' rows of the embedding, as stored."""
     row = model.embedding_table.bytes // max(model.vocab, 1)
     return BufferSpec("inputs", (INPUT_ROWS + tokens * row,), "u8")
+
+
+def _tables(model: ModelFacts, tokens: int) -> tuple[BufferSpec, ...]:
+    """The tables of `strata.kernels.residency`, by their names there; there are never more slots than experts."""
+    keys = model.layers * model.experts
+    return (
+        BufferSpec("tables.slot_of", (keys,), "i32"),
+        BufferSpec("tables.owner", (keys,), "i32"),
+        BufferSpec("tables.use", (keys, 2), "u32"),
+        BufferSpec("tables.calls", (model.layers,), "u32"),
+        BufferSpec("tables.source", (keys,), "u64"),
+        BufferSpec("tables.counts", (COUNTS,), "u64"),
+        BufferSpec("tables.wanted", (1 + 2 * tokens * model.top_k,), "i32"),
+    )
 
 
 def _sum(specs: Sequence[BufferSpec], what: str) -> Size:

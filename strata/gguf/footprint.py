@@ -17,7 +17,7 @@ TOKEN_BLOCK = 128  # tokens that one feed-forward product handles at a time
 SLOT_ALIGNMENT = 64  # bytes: a cache line
 DEQUANTISE_TEMPORARY_BYTES = 2 << 20  # most that `kernels.dequant.dequantise` allocates at once, for any type
 
-ITEM_BYTES = {"f16": 2, "f32": 4, "i32": 4, "u8": 1, "u32": 4}
+ITEM_BYTES = {"f16": 2, "f32": 4, "i32": 4, "u8": 1, "u32": 4, "u64": 8}
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,9 +75,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     quant_types: tuple[str, ...]  # every type that occurs
     recurrent_state_bytes: int = 0  # of one sequence, float32: linear attention's states and convolution windows
     index_values: int = 0  # that a sparse attention caches for a token beside keys and values, over all layers
-    shared_width: int = 0
     window: int = 0  # tokens that the attention of `windowed_layers` sees, its own among them
     windowed_layers: tuple[int, ...] = ()
+    shared_width: int = 0
     row_tables: TensorGroup = TensorGroup()  # read by the row, as the embedding is, but inside the layers
     draft: TensorGroup = TensorGroup()  # layers that only guess the next tokens; `layers` does not count them
 
@@ -148,9 +148,9 @@ def read_model_facts(file: GGUFFile) -> ModelFacts:
         quant_types=tuple(sorted({tensor.type.name for tensor in by_name.values()})),
         recurrent_state_bytes=_recurrent_state_bytes(keys, file, layers),
         index_values=_index_values(keys, file, layers),
-        shared_width=keys.number("expert_shared_feed_forward_length", _width(file, "shexp", 0)),
         window=keys.number("attention.sliding_window", 0) if windowed else 0,
         windowed_layers=windowed,
+        shared_width=keys.number("expert_shared_feed_forward_length", _width(file, "shexp", 0)),
         row_tables=_group(row_tables),
         draft=_group(draft),
     )

@@ -158,7 +158,7 @@ def _nvrtc() -> Any:
         raise KernelError(
             "load NVRTC, the CUDA run-time compiler",
             str(error).splitlines()[0],
-            "Install it with `pip install strata[cuda13]` (driver 580 or newer) or `strata[cuda12]`.",
+            "Install it: `strata doctor` has the command for this driver.",
         ) from error
     return nvrtc
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 ATTENTION_SPLITS = 32  # of the KV cache in attention (kSplits in cuda/attention.cu)
 MOST_TOKENS = 8  # of a call through the decode kernels
 PROMPT_TILE_ROWS = (32, 64)  # tokens of a tile of a prompt's products (BM in cuda/prompt_product.cu)
@@ -59,6 +62,17 @@ LAYOUTS = {
     "IQ4_XS": BlockLayout(256, 136, 32, 4, ((8, 128), (0, 8))),
     "MXFP4": BlockLayout(32, 17, 32, 4, ((1, 16), (0, 1))),
 }
+
+
+def lay_out(type_: str, raw: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Copy a matrix of the file, uint8 and flat, to `out` of the same size as it lies on the device."""
+    layout = LAYOUTS[type_]
+    blocks = raw.reshape(-1, layout.nbytes)
+    start = 0
+    for offset, size in layout.planes or ((0, layout.nbytes),):
+        end = start + len(blocks) * size
+        out[start:end].reshape(-1, size)[...] = blocks[:, offset : offset + size]
+        start = end
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from strata.kernels.compile import Kernel, compile_kernels
 from strata.kernels.cuda_layout import ATTENTION_SPLITS, LAYOUTS, SAMPLE_STRETCH, Tile
 from strata.kernels.launch import Argument, LoadedKernel
 from strata.kernels.ops import Array, KvLayer, Rope, RopeStyle
+from strata.kernels.residency import MOST_ASKED, Pool, Tables
 
 _FRESH = 8  # most tokens that attention appends by itself (kFresh there)
 _WARP = 32
@@ -27,6 +28,9 @@ _DOWN_WARPS = 24  # most of a block that is to keep 80 registers a thread
 _STATIC_SHARED = 16 << 10  # most that a kernel has besides the staged activations
 _TOKENS = 4  # tokens that one pass over a weight serves
 _THREADS = 768  # of a processor, which projections keep busy
+_READY_THREADS = 512  # kReadyThreads in cuda/residency.cu
+_READY_BLOCKS = 16  # that copy missing experts: enough reads in flight for the fastest link
+_WORDS = {16: "uint4", 8: "uint2", 4: "u32", 2: "u16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,17 @@ class _Choice(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("logits", "slot_of", "ids", "slots", "weights")),
         *((name, ctypes.c_int) for name in ("n", "top_k", "normalise")),
         ("scale", ctypes.c_float),
+    )
+
+
+class _Residency(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("slot_of", "owner", "use", "calls", "source", "counts", "wanted", "base")
+        ),
+        *((name, ctypes.c_uint64) for name in ("stride", "bytes")),
+        *((name, ctypes.c_int) for name in ("slots", "experts", "layer", "policy")),
     )
 
 
@@ -315,6 +330,25 @@ class CudaOps:
             *(router.data, x, norm, eps, embedding, tokens, hidden, self._scratch["logits"], self._scratch["counters"]),
             choice,
             shared=_staged(embedding, together),
+        )
+
+    def make_ready(self, tables: Tables, pool: Pool, layer: int, ids: Array, slots: Array) -> None:
+        """Give every expert of a call a slot, and fill those that were missing; see `numpy_residency.make_ready`."""
+        asked = int(ids.size)
+        if asked > MOST_ASKED:
+            raise ValueError(f"{asked} experts in a call")
+        each = (tables.slot_of, pool.owner, tables.use, tables.calls, tables.source, tables.counts, tables.wanted)
+        numbers = (pool.stride, pool.nbytes, len(pool.owner), tables.experts, layer, int(tables.policy))
+        kept = 4 * len(pool.owner)
+        fits = kept <= self._shared_limit
+        self._launch(
+            "residency",
+            f"make_ready<{_WORDS[pool.word]},{str(fits).lower()}>",
+            (_READY_BLOCKS,),
+            _READY_THREADS,
+            *(_Residency(*(_pointer(table) for table in (*each, pool.data)), *numbers), ids, asked, len(ids), slots),
+            self._scratch["counters"],
+            shared=kept if fits else 4 * -(-len(pool.owner) // 32),
         )
 
     def experts_add(self, hidden: Array, pool: CudaSlots, slots: Array, weights: Array, residual: Array) -> None:

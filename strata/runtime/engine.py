@@ -133,7 +133,7 @@ class Engine:
             model = backend.load(file, config, plan, memory, LoadOptions(policy, reading, building))
             loading = LoadFigures(reading.done, reading.seconds, building.done, building.seconds)
             engine = cls(model, plan, memory, backend, log, loading, held)
-            log("loaded", memory=engine.memory_report(), loading=loading)
+            log("loaded", memory=engine.memory_report(), loading=loading, notes=model.notes)
             undo.pop_all()
         return engine
 
@@ -144,6 +144,11 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the person: what loading found that makes it slower than planned."""
+        return self._model.notes
 
     @property
     def position(self) -> int:

@@ -16,6 +16,7 @@ from strata.doctor.plan import AllocationPlan, Reservation
 from strata.errors import DeviceFailed
 from strata.gguf.model_facts import ModelFacts
 from strata.gguf.reader import GGUFFile
+from strata.kernels.residency import Policy
 from strata.runtime.expert_cache import CacheCounts
 from strata.runtime.kv_cache import KvCache
 from strata.runtime.memory import Block, PlannedMemory
@@ -68,6 +69,8 @@ class LoadOptions:
     ----------
     policy : MakePolicy
         Which expert leaves the cache.
+    device_policy : Policy
+        The same where a device sees to it by itself.
     progress : LoadProgress
     compiling : CompileProgress
         Told only where kernels are compiled.
@@ -76,6 +79,7 @@ class LoadOptions:
     policy: MakePolicy
     progress: LoadProgress
     compiling: CompileProgress
+    device_policy: Policy = Policy.FREQUENCY_OVER_AGE
 
     def counted(self, to_read: int) -> Count:
         """Return what is told of each step of reading `to_read` bytes."""
@@ -130,12 +134,17 @@ class CountsExperts(Protocol):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is ready to run. `experts` is None for a dense one; `largest_call` is in tokens."""
+    """A model that is ready to run.
+
+    `experts` is None for a dense one; `largest_call` is in tokens; `notes` are sentences for the person: what loading
+    found that makes it slower than planned.
+    """
 
     step: Step
     kv: KvCache
     experts: CountsExperts | None
     largest_call: int
+    notes: tuple[str, ...] = ()
 
 
 class Backend(AbstractContextManager["Backend"], Protocol):
@@ -182,8 +191,7 @@ def open_backend(plan: AllocationPlan) -> Backend:
         raise DeviceFailed(
             f"run on {plan.device.name}",
             f"CuPy or one of CUDA's Python packages is not there ({error})",
-            "Install them with `pip install strata[cuda13]` (driver 580 or newer; else `strata[cuda12]`), or use"
-            " --device cpu",
+            "Install them: `strata doctor` has the command for this driver. Or use --device cpu",
         ) from error
     return CudaBackend(plan.device.id)
 

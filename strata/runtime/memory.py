@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -36,10 +38,12 @@ _DTYPES = {
     "i32": np.int32,
     "u8": np.uint8,
     "u32": np.uint32,
+    "u64": np.uint64,
 }  # by the names that footprints use
 TEMPORARIES_LINE = "temporaries"  # charged for what libraries allocate by themselves
 _REMEDY = "Close other programs, or plan again with a smaller budget"
 _TOUCH_STEP = 256 << 20  # bytes touched between two chances to be interrupted
+_TOUCH_THREADS = 8  # most that touch: the system takes its time to clear pages
 
 _TIER_NAMES = {Tier.VRAM: "VRAM", Tier.PINNED: "page-locked RAM", Tier.PAGEABLE: "RAM"}
 
@@ -110,9 +114,23 @@ class HostBlock:
     def __init__(self, nbytes: int) -> None:
         self._map = map_private(nbytes)
         pages = np.frombuffer(self._map, np.uint8)
+
+        def touch(start: int) -> None:
+            pages[start : start + _TOUCH_STEP : mmap.PAGESIZE] = 0
+
+        starts = range(0, nbytes, _TOUCH_STEP)
+        threads = min(len(starts), os.cpu_count() or 1, _TOUCH_THREADS)
         try:
-            for start in range(0, nbytes, _TOUCH_STEP):
-                pages[start : start + _TOUCH_STEP : mmap.PAGESIZE] = 0
+            if threads < 2:
+                for start in starts:
+                    touch(start)
+                return
+            with ThreadPoolExecutor(threads, "touch") as pool:
+                try:
+                    for _ in pool.map(touch, starts):
+                        continue
+                finally:
+                    pool.shutdown(cancel_futures=True)
         except BaseException:  # Ctrl-C: nothing may stay behind, whoever holds the traceback
             self.release()
             raise
@@ -231,6 +249,13 @@ class PlannedMemory:
             return self._taken[line].reservation.bytes - self._taken[line].used
         reservation = self._plan.line(line)
         return reservation.bytes if reservation else 0
+
+    def whole(self, tier: Tier) -> Iterator[tuple[Reservation, Array]]:
+        """Yield every reservation taken in `tier` with all of its memory, uint8 and flat."""
+        for taken in self._taken.values():
+            if taken.reservation.tier is tier:
+                nbytes = taken.reservation.bytes
+                yield taken.reservation, taken.block.array(0, (nbytes,), np.dtype(np.uint8))
 
     def allocated_bytes(self, tier: Tier | None = None) -> int:
         """Return the allocator's own sum: the bytes of every reservation taken, in `tier` or in all."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -37,10 +38,17 @@ def anonymous_bytes() -> int:
 
 
 def map_private(nbytes: int) -> mmap.mmap:
-    """Map anonymous RAM of this process alone; nothing is taken until it is touched."""
+    """Map anonymous RAM of this process alone; nothing is taken until it is touched.
+
+    In huge pages where the system has them: they are touched and page-locked in a fraction of the time.
+    """
     if sys.platform == "win32":
         return mmap.mmap(-1, nbytes)
-    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # the default, shared, is shmem
+    mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # the default, shared, is shmem
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return mapped
 
 
 def mappable_bytes(most: int) -> int:

@@ -2,7 +2,15 @@
 
 import json
 
-from tests.cli.runner import MODEL, assert_clear, strata
+import pytest
+
+from strata.cli.bench import expected_of_result, is_inside, markdown
+from strata.doctor.facts_io import read_facts
+from strata.doctor.plan import PlanOptions
+from strata.doctor.planner import make_plan
+from strata.runtime.bench import BenchResult
+from tests.cli.runner import GOLDEN, MODEL, assert_clear, strata
+from tests.doctor.shapes import Q3_30B
 
 SMALL = ("bench", MODEL, "--device", "cpu", "-p", "8", "-n", "4", "-d", "0,8", "-r", "2")
 
@@ -23,6 +31,10 @@ def test_json_is_one_document() -> None:
     assert [r["test"] for r in document["results"]] == ["prompt", "decode", "decode"]
     assert all(len(r["tokens_per_s"]) == 2 for r in document["results"])
     assert document["loading"]["read_bytes"] > 0
+    for result in document["results"]:
+        slow, fast = result["expected_tokens_per_s"]
+        assert 0 < slow < fast <= 2.000001 * slow
+        assert result["inside_expected"] == (slow <= result["median_tokens_per_s"] <= fast)
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
@@ -32,3 +44,65 @@ def test_what_cannot_be_measured_is_refused() -> None:
         2,
         "--max-context 64 or more",
     )
+
+
+def measured(test: str, tokens: int, depth: int, per_s: float, misses: int = 0, repetitions: int = 2) -> BenchResult:
+    return BenchResult(
+        test=test,
+        tokens=tokens,
+        depth=depth,
+        tokens_per_s=(per_s,) * repetitions,
+        median_tokens_per_s=per_s,
+        step_s=None,
+        bytes_per_token=None,
+        bytes_per_s=None,
+        distinct_experts=0,
+        hit_rate=None,
+        misses=misses,
+        filled_bytes={},
+        filled_bytes_per_s=0.0,
+    )
+
+
+H200 = read_facts(GOLDEN.parent / "machines" / "h200-measured.json")
+PLAN = make_plan(H200, Q3_30B, PlanOptions(device="cuda", max_context=4096))
+
+
+# Measured on an H200, docs/benchmarks.md.
+@pytest.mark.parametrize(
+    ("test", "tokens", "depth", "per_s"),
+    [
+        ("prompt", 128, 0, 922.4),
+        ("prompt", 512, 0, 904.7),
+        ("prompt", 2048, 0, 807.5),
+        ("decode", 128, 0, 444.8),
+        ("decode", 128, 128, 432.3),
+        ("decode", 128, 1024, 426.5),
+        ("decode", 128, 3800, 393.5),
+    ],
+)
+def test_what_was_measured_lies_in_what_was_expected(test: str, tokens: int, depth: int, per_s: float) -> None:
+    result = measured(test, tokens, depth, per_s)
+    expected = expected_of_result(H200, Q3_30B, PLAN, result)
+    assert is_inside(result, expected)
+    assert not is_inside(measured(test, tokens, depth, 3 * per_s), expected)
+    assert not is_inside(measured(test, tokens, depth, per_s / 3), expected)
+
+
+def test_a_case_outside_its_range_is_called_so_in_the_table() -> None:
+    results = (measured("decode", 128, 0, 444.8), measured("decode", 128, 128, 4000.0))
+    ranges = tuple(expected_of_result(H200, Q3_30B, PLAN, result) for result in results)
+    inside, outside = markdown(PLAN, results, ranges, 4e12).splitlines()[-2:]
+    assert "268 to 535 |" in inside
+    assert "OUTSIDE" in outside
+    assert "OUTSIDE" not in inside
+
+
+def test_misses_are_those_of_one_repetition() -> None:
+    plan = make_plan(H200, Q3_30B, PlanOptions(device="cuda", max_context=4096, expert_cache=3072))
+    none, once, twice = (
+        expected_of_result(H200, Q3_30B, plan, measured("decode", 128, 0, 1.0, misses, repetitions))
+        for misses, repetitions in ((0, 1), (5000, 1), (10_000, 2))
+    )
+    assert once == twice
+    assert once[0] < none[0]

@@ -111,9 +111,32 @@ def test_plan_fetches_the_header_run_the_model(hub: Hub, tmp_path: Path) -> None
     assert [(each.kind, each.nbytes) for each in kept()] == [("model", len(QWEN))]
 
 
+@pytest.mark.parametrize("command", [("run", "-p", "Hi", "--no-chat"), ("bench",)])
+def test_what_cannot_run_is_refused_by_its_header(hub: Hub, command: tuple[str, ...]) -> None:
+    """Too large, or of an unknown kind: nothing but the first megabyte is fetched for that."""
+    name, *rest = command
+    small = strata(name, "hf:maker/tiny-GGUF", *rest, "--ram-budget", "64MiB", "--device", "cpu")
+    assert_clear(small, 1, "are missing", "tiny-qwen3moe")
+    assert [each.kind for each in kept()] == ["header"]
+    hub.repos["maker/other-GGUF"] = {"m.gguf": QWEN.replace(b"qwen3moe", b"qwen9moe")}
+    assert_clear(strata(name, "hf:maker/other-GGUF", *rest), 1, "'qwen9moe' is not implemented")
+    assert [each.kind for each in kept()] == ["header", "header"]
+    assert not any(span is None or int(span.split("-")[1]) >= 1 << 20 for span in hub.file_requests())
+    fetched = strata(
+        name,
+        "hf:maker/tiny-GGUF",
+        *rest,
+        "--device",
+        "cpu",
+        *(("--max-tokens", "1") if rest else ("--json", "-p", "4", "-n", "1")),
+    )
+    assert fetched.returncode == 0, fetched.stderr
+    assert "By its header, tiny-qwen3moe fits. Its 2.5 MiB are fetched." in fetched.stderr
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
 def test_ctrl_c_keeps_what_came_and_the_same_command_goes_on(hub: Hub) -> None:
-    hub.faults = ["stall"]
+    hub.faults = ["", "stall"]  # the header comes, the model does not
     arguments = ["run", "hf:maker/tiny-GGUF", "-p", "Hi", "--no-chat", "--max-tokens", "1", "--device", "cpu"]
     command = [sys.executable, "-m", "strata", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
@@ -125,7 +148,7 @@ def test_ctrl_c_keeps_what_came_and_the_same_command_goes_on(hub: Hub) -> None:
     hub.go_on.set()
     assert process.returncode == 130
     assert b"Traceback" not in said
-    (part,) = kept()
+    (part,) = (each for each in kept() if each.kind != "header")
     assert part.kind == "unfinished"
     assert strata(*arguments).returncode == 0
     assert hub.file_requests()[-1] == f"bytes={part.nbytes}-{len(QWEN) - 1}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 import typer
 
 from strata.cli import output
-from strata.errors import AllocationFailed, KernelError, PlanInfeasible, PlanViolation, UsageError
+from strata.errors import AllocationFailed, DeviceFailed, KernelError, PlanInfeasible, PlanViolation, UsageError
 
 
 @pytest.mark.parametrize(
@@ -17,6 +20,7 @@ from strata.errors import AllocationFailed, KernelError, PlanInfeasible, PlanVio
         (PlanViolation("take memory", "no such line", "report it"), True),
         (ZeroDivisionError("a bug"), True),
         (UsageError("open x", "it does not exist", "give another"), False),
+        (DeviceFailed("use GPU x", "unspecified launch failure", ""), True),
         (PlanInfeasible("plan x", "too large", "--max-context 512"), False),
     ],
 )
@@ -33,6 +37,25 @@ def test_a_report_is_offered_where_it_would_help(
     output.err.cache_clear()
     assert ("strata report writes" in said) is offered
     assert "Traceback" not in said
+
+
+def test_what_is_kept_of_a_bug_for_an_issue_names_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def command() -> None:
+        raise ZeroDivisionError("at /home/some-body/m.gguf with hf_AbCdEfGhIjKlMnOp1")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    output.err.cache_clear()
+    with pytest.raises(typer.Exit):
+        output.boundary(command)()
+    output.err.cache_clear()
+    assert "attach" in capsys.readouterr().err
+    (kept,) = tmp_path.glob("strata-bug-*.txt")
+    text = kept.read_text(encoding="utf-8")
+    assert "ZeroDivisionError: at /home/[user-1]/m.gguf with [token]" in text
+    assert "some-body" not in text
+    assert "in command" in text
 
 
 def test_a_bug_is_said_where_no_file_can_be_written(

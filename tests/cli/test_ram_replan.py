@@ -14,12 +14,16 @@ import pytest
 from strata.cli import ram_replan
 from strata.cli.loading import load
 from strata.cli.preflight import OpenModel, open_model
-from strata.doctor.plan import AllocationPlan, Tier
+from strata.cli.ram_replan import require_context
+from strata.doctor.plan import AllocationPlan, PlanOptions, Tier
 from strata.doctor.plan_io import load_plan, save_plan
+from strata.doctor.planner import make_plan
 from strata.errors import AllocationFailed, PlanInfeasible
 from strata.runtime import memory, process_memory
 from strata.runtime.runlog import RunLog
 from tests.cli.runner import MODEL
+from tests.doctor.machines_with_gpus import gpu_machine
+from tests.doctor.shapes import SMALL_MOE
 from tests.runtime.counted import CountedBlock
 from tests.runtime.plans import machine, planned
 
@@ -156,3 +160,28 @@ def test_an_explicit_budget_is_never_exceeded(model: OpenModel, system: Refusing
     tight = msgspec.structs.replace(first, options=msgspec.structs.replace(first.options, ram_budget_bytes=3 * MIB))
     refusal = AllocationFailed("a", "b", "c", line="expert_slots", nbytes=1)
     assert ram_replan._granted_bytes(tight, refusal) == 3 * MIB
+
+
+GPU = gpu_machine(vram_total=24 << 30, vram_free=20 << 30, ram=32 << 30)
+
+
+@pytest.mark.parametrize(
+    ("plan", "line"),
+    [
+        (make_plan(machine(), SMALL_MOE, PlanOptions(device="cpu")), "context"),
+        (make_plan(GPU, SMALL_MOE, PlanOptions(device="cuda")), "process"),
+    ],
+)
+def test_what_libraries_take_is_asked_for_before_they_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, plan: AllocationPlan, line: str
+) -> None:
+    monkeypatch.setattr(process_memory, "mappable_bytes", lambda most: 0)
+    monkeypatch.setattr(process_memory, "anonymous_bytes", lambda: 20 * MIB)
+    with pytest.raises(AllocationFailed, match=f'"{line}"') as refused:
+        require_context(plan)
+    assert refused.value.line == line
+    monkeypatch.setattr(process_memory, "mappable_bytes", lambda most: most)
+    require_context(plan)
+    monkeypatch.setattr(process_memory, "mappable_bytes", lambda most: 0)
+    monkeypatch.setattr(process_memory, "anonymous_bytes", lambda: 4 << 30)
+    require_context(plan)  # it has them already

@@ -1,11 +1,13 @@
 """The plan's invariants on as many plans as wanted: ``python -m tests.doctor.long_run --plans 1000000``.
 
 Each property gets a new generator again and again, seeded by a running number; the seed of one that fails is printed.
+Ctrl-C, or SIGTERM, ends it after the seed that it is at, with the count that ends every run.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 from itertools import count
 from random import Random
@@ -23,6 +25,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--first-seed", type=int, default=0)
     wanted = parser.parse_args()
+    asked_to_stop: list[int] = []
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda number, _: asked_to_stop.append(number))
     start = said = time.monotonic()
     for seed in count(wanted.first_seed):
         for holds in PROPERTIES:
@@ -32,7 +37,8 @@ def main() -> None:
                 print(f"{holds.__name__} stopped at seed {seed}", flush=True)
                 raise
         now = time.monotonic()
-        done = Counter.plans >= wanted.plans or now - start >= 60 * wanted.minutes
+        enough = Counter.plans >= wanted.plans or now - start >= 60 * wanted.minutes
+        done = enough or bool(asked_to_stop)
         if done or now - said >= _SAY_EVERY:
             said = now
             print(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.doctor import planner
-from strata.doctor.facts import CudaDevice, Facts, PinnedFacts
+from strata.doctor.facts import CudaDevice, Facts, Overhead, PinnedFacts
 from strata.doctor.plan import AllocationPlan, PlanOptions
 from strata.errors import UsageError
 from strata.gguf.model_facts import ModelFacts
@@ -90,6 +90,7 @@ def random_model(rng: Random) -> ModelFacts:
         tied=rng.random() < 0.5,
         attention_every=rng.choice((1, 1, 4)),
         recurrent_bytes=rng.choice((0, 0, 118 * MIB)),
+        window=rng.choice((0, 0, 128)),
     )
 
 
@@ -137,6 +138,7 @@ def random_gpu_machine(rng: Random) -> Facts:
         vram_free_bytes=total * rng.randint(40, 100) // 100,
         context_bytes=rng.choice((None, rng.randint(100, 600) * MIB)),
         integrated=rng.choice((None, False, True)),
+        overheads=rng.choice(({}, {"qwen3moe": Overhead(modules_bytes=90 * MIB, graphs_bytes=10 * MIB)})),
     )
     return gpu_machine(
         name=rng.choice(("NVIDIA GeForce RTX 4090", "NVIDIA H200", "NVIDIA Something")),

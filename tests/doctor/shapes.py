@@ -187,7 +187,7 @@ FLASH_NEXT = model(
     recurrent_bytes=36 * (48 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 48 * 128) * 4),
     index_values=12 * 128,
     dense_elements=2_930_000_000,
-    row_tables=group(320_001_536 * 160, "IQ3_XXS"),
+    row_tables=group(320_001_536 * 160, "IQ4_NL"),  # rows of 160 fill no block of 256
     draft=TensorGroup(tensors=20, elements=830_000_000, bytes=836 << 20),
 )
 GPT_OSS_20B, GPT_OSS_120B = (

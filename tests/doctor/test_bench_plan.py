@@ -1,8 +1,9 @@
-"""How long a plan takes: released models on every card of the table and on every recorded machine."""
+"""How long a plan takes: released models and recorded headers on every card of the table and every recorded machine."""
 
 import statistics
 import time
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from strata.doctor.plan import PlanOptions
 from strata.doctor.planner import make_plan
 from strata.doctor.what_if import what_if_facts
 from strata.errors import StrataError
+from strata.gguf.model_facts import ModelFacts, read_model_facts
+from strata.gguf.reader import open_gguf
 from tests.doctor.golden_plans import MODELS
 from tests.doctor.machines import cases
 from tests.doctor.machines_with_gpus import PINNED_45_GIB, rtx_5060_ti_on_windows
@@ -38,11 +41,19 @@ def recorded() -> dict[str, Facts]:
     return {"Windows, all couplings": coupled} | {name: case.machine().facts for name, case in cases().items()}
 
 
+def headers() -> list[ModelFacts]:
+    found = []
+    for path in sorted(Path(__file__).parents[2].glob("fixtures/headers/*.gguf")):
+        with open_gguf(path, header_only=True) as file:
+            found.append(read_model_facts(file))
+    return found
+
+
 @pytest.mark.parametrize("machines", [imagined, recorded])
 def test_the_time_of_a_plan(machines) -> None:
     taken = []
     for name, facts in machines().items():
-        for model, options in product((*MODELS, DENSE, SMALL_MOE), OPTIONS):
+        for model, options in product((*MODELS, DENSE, SMALL_MOE, *headers()), OPTIONS):
             start = time.process_time()
             try:
                 plan = make_plan(facts, model, options)

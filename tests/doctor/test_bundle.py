@@ -13,6 +13,7 @@ import pytest
 from strata.doctor.bundle import SECTION, write_bundle
 from strata.doctor.diagnose import diagnose
 from strata.doctor.facts import Facts
+from strata.doctor.findings import Status
 from strata.doctor.raw_outputs import raw_outputs
 from strata.doctor.redact import Identity, Redactor
 from strata.errors import UsageError
@@ -56,6 +57,51 @@ def test_only_the_last_ten_logs_are_taken(tmp_path: Path) -> None:
         taken = [name for name in archive.namelist() if name.startswith("logs/")]
         assert taken == [f"logs/run-{n}.jsonl" for n in range(10)]
         assert "could not be read" in archive.read("logs/run-0.jsonl").decode()
+
+
+def test_a_server_with_sixteen_gpus_and_long_logs_still_fits_an_issue(tmp_path: Path) -> None:
+    case = cases()["h200-server"]
+    gpu, device = case.document["nvml"]["value"]["gpus"][0], case.document["cuda"]["value"]["devices"][0]
+    held = [{"pid": 1000 + n, "name": f"/opt/python{n}/bin/python", "used_bytes": 1 << 30} for n in range(20)]
+    uuids = [f"GPU-{n:08x}-1234-5678-9abc-def012345678" for n in range(16)]
+    facts = case.machine(
+        {
+            "nvml.value.gpus": [
+                gpu | {"index": n, "uuid": uuid, "processes": held, "vram_used_bytes": 140 << 30, "vram_free_bytes": 0}
+                for n, uuid in enumerate(uuids)
+            ],
+            "cuda.value.devices": [
+                device | {"ordinal": n, "uuid": uuid, "nvml_index": n} for n, uuid in enumerate(uuids)
+            ],
+            "host.value.kernel_log": [f"NVRM: Xid (PCI:0000:{n:02x}:00): 31, pid={n}, " + "x" * 400 for n in range(40)],
+        }
+    ).facts
+    logs = [tmp_path / f"run-{n}.jsonl" for n in range(10)]
+    for log in logs:
+        log.write_text(
+            "".join(json.dumps({"event": "step", "n": n, "at": "/home/me-myself"}) + "\n" for n in range(9999))
+        )
+    plan = cases()["wsl2-embedding-pageable"].machine().plan
+    report = diagnose(facts, plan=plan)
+    raw = {"nvidia-smi -q": "Serial Number : 1234567890\n" * 20_000, "pip list": "x==1\n" * 20_000}
+    made = write_bundle(report, tmp_path, logs=logs, raw=raw, redactor=Redactor(ME))
+    text = made.markdown.read_text(encoding="utf-8")
+    assert len(text.encode()) < 50_000
+    assert [f.id for f in report.findings if f.status in (Status.FAIL, Status.WARN) and f.id not in text] == []
+    with zipfile.ZipFile(made.archive) as archive:
+        sizes = {each.filename: each.file_size for each in archive.infolist()}
+        again = msgspec.json.decode(archive.read("facts.json"), type=Facts)
+        for name in sizes:
+            assert b"me-myself" not in archive.read(name)
+            assert b"1234567890" not in archive.read(name)
+    assert set(sizes) == {
+        *("report.md", "facts.json", "findings.json", "plan.json", "versions.json"),
+        *("raw/nvidia-smi--q.txt", "raw/pip-list.txt"),
+        *(f"logs/{log.name}" for log in logs),
+    }
+    assert all(nbytes <= SECTION for name, nbytes in sizes.items() if name.startswith(("raw/", "logs/")))
+    assert again.nvml.value
+    assert len({gpu.uuid for gpu in again.nvml.value.gpus}) == 16  # pseudonyms, and apart
 
 
 def test_a_token_that_is_wrapped_over_two_lines_of_a_log_is_whole_again(tmp_path: Path) -> None:

@@ -82,6 +82,14 @@ LINES = [
     ("RuntimeError: CUDA error: device-side assert triggered", None),
     ("misc dxg: dxgk: dxgkio_query_adapter_info: Ioctl failed: -22", None),
     ("Out of memory: Killed process 30122 (python3)", "STR-RAM-OOM"),
+    ("RuntimeError: No CUDA GPUs are available", "STR-CUDA-HIDDEN"),
+    ("Failed to initialize NVML: Unknown Error", "STR-DRV-NVML"),
+    ("cuMemHostAlloc failed: CUDA_ERROR_OUT_OF_MEMORY", "STR-WSL-PIN"),
+    ("OSError: [Errno 12] Cannot allocate memory", "STR-RAM-SHORT"),
+    ("fork: retry: Resource: Cannot allocate memory", "STR-RAM-SHORT"),
+    ("warning: failed to mlock 1048576-byte buffer: Cannot allocate memory", "STR-PIN-LOCK"),
+    ("VirtualLock of the arena returned 1314: A required privilege is not held", "STR-PIN-LOCK"),
+    ("VirtualLock failed with error 1453", "STR-PIN-LOCK"),
     ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 12.0 GiB", "STR-RAM-SHORT"),
 ]
 UNKNOWN = [

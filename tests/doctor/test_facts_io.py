@@ -86,3 +86,23 @@ def test_a_file_without_end_is_refused(tmp_path: Path) -> None:
         file.truncate(1 << 40)  # sparse
     with pytest.raises(UsageError, match="larger than 16 MiB"):
         read_facts(endless)
+
+
+@pytest.mark.parametrize(
+    ("group", "field", "value"),
+    [
+        ("host", "ram_available_bytes", -1),
+        ("host", "swap_free_bytes", -(1 << 62)),
+        ("host", "cpu_physical", -8),
+        ("speed", "device_copy_bytes_per_s", -0.5),
+        ("speed", "ram_read_bytes_per_s", {"4": -1.0}),
+    ],
+)
+def test_sizes_and_speeds_below_zero_are_refused(tmp_path: Path, group: str, field: str, value: object) -> None:
+    path = tmp_path / "facts.json"
+    write_facts(FACTS, path)
+    document = json.loads(path.read_text())
+    document[group]["value"][field] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match=f"{field} is -.*, less than 0"):
+        read_facts(path)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -241,10 +242,18 @@ def test_parent_never_imports_what_could_make_a_context() -> None:
 
 @pytest.mark.bench
 @NO_GPU
-def test_quick_gather_takes_under_three_seconds() -> None:
-    probes = gather()
-    total = sum(getattr(probes, group).seconds or 0.0 for group in ("host", "cuda", "speed"))
-    assert total < 3.0
+@pytest.mark.bench
+def test_the_quick_doctor_takes_under_three_seconds_without_a_gpu() -> None:
+    """The median of five runs of the whole command, its start included; 15 seconds with a GPU."""
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "strata", "doctor", "--json"], stdout=subprocess.PIPE, check=False)
+        seconds.append(time.perf_counter() - started)
+    facts = msgspec.convert(msgspec.json.decode(done.stdout)["facts"], Facts, str_keys=True)
+    devices = facts.cuda.value.devices if facts.cuda.value else ()
+    print(f"\nstrata doctor: median {sorted(seconds)[2]:.2f} s of", ", ".join(f"{s:.2f}" for s in seconds))
+    assert sorted(seconds)[2] < (15.0 if devices else 3.0)
 
 
 def test_the_slowest_driver_holds_it_up_for_less_than_three_minutes() -> None:

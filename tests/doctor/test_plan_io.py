@@ -47,6 +47,8 @@ def test_a_plan_that_cannot_be_saved_leaves_nothing_behind(plan, tmp_path):
         (lambda d: d.update(context="long"), r"context"),
         (lambda d: d["reservations"][1].update(tier="ram"), r"reservations"),
         (lambda d: d.pop("device"), "device"),
+        (lambda d: d["budgets"][0].update(usable_bytes=10**400), "more than 64 bits"),
+        (lambda d: d["shared"][0].update(reserve_bytes=-5), "reserve_bytes is -5, less than 0"),
     ],
 )
 def test_what_is_wrong_with_the_file_is_said(plan, tmp_path, change, words):
@@ -58,7 +60,7 @@ def test_what_is_wrong_with_the_file_is_said(plan, tmp_path, change, words):
         load_plan(file)
 
 
-@pytest.mark.parametrize("text", ["", "no plan", "[1, 2]", "{}"])
+@pytest.mark.parametrize("text", ["", "no plan", "[1, 2]", "{}", " " * (17 << 20)])
 def test_a_file_that_is_no_plan_is_refused(tmp_path, text):
     file = Path(tmp_path / "plan.json")
     file.write_text(text)
@@ -93,12 +95,26 @@ def edited(plan: AllocationPlan, line_id: str, **changes: object) -> AllocationP
     return msgspec.structs.replace(plan, reservations=tuple(lines))
 
 
+def slot_class(plan: AllocationPlan, **changes: object) -> AllocationPlan:
+    (only,) = plan.experts.classes
+    experts = msgspec.structs.replace(plan.experts, classes=(msgspec.structs.replace(only, **changes),))
+    return msgspec.structs.replace(plan, experts=experts)
+
+
+def memory(plan: AllocationPlan, which: str, **changes: object) -> AllocationPlan:
+    first, *more = getattr(plan, which)
+    return msgspec.structs.replace(plan, **{which: (msgspec.structs.replace(first, **changes), *more)})
+
+
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
         (lambda p: edited(p, "head", bytes=1000), '"head" needs .* 1,000 B'),
         (lambda p: edited(p, "head", bytes=-1), "has -1 bytes"),
         (lambda p: edited(p, "head", bytes=900 * GIB), "overfull"),
+        (lambda p: memory(p, "budgets", reserve_bytes=-(1 << 62)), "of which -4611686018427387904 are kept free"),
+        (lambda p: memory(p, "budgets", usable_bytes=-1), "RAM has -1 bytes"),
+        (lambda p: memory(p, "shared", reserve_bytes=-1), "RAM has .* -1 are kept free"),
         (lambda p: edited(p, "head", id="tail"), '"head" needs .* no such line'),
         (lambda p: edited(p, "head", id="dense"), '"dense" occurs 2 times'),
         (lambda p: edited(p, "head", tier=Tier.PAGEABLE, device="host"), '"head" belongs into the tier "vram"'),
@@ -115,6 +131,13 @@ def edited(plan: AllocationPlan, line_id: str, **changes: object) -> AllocationP
         (
             lambda p: msgspec.structs.replace(p, experts=msgspec.structs.replace(p.experts, slots=384)),
             '"expert_slots" needs',
+        ),
+        (lambda p: slot_class(p, slots=101), "shares its 100 expert slots out otherwise"),
+        (lambda p: slot_class(p, layers=(0,)), "shares its 100 expert slots out otherwise"),
+        (lambda p: slot_class(p, line="dense"), "shares its 100 expert slots out otherwise"),
+        (
+            lambda p: msgspec.structs.replace(p, experts=msgspec.structs.replace(p.experts, minimum_slots=1)),
+            "its fewest expert slots are 1, and",
         ),
         (
             lambda p: msgspec.structs.replace(p, experts=msgspec.structs.replace(p.experts, file=1)),

@@ -1,15 +1,19 @@
 """Plans for the numpy backend: lines, choices, refusals and the changes they offer."""
 
 import re
+from random import Random
 
 import msgspec
 import pytest
 
+from strata.doctor.candidates import candidates
 from strata.doctor.invariants import broken
 from strata.doctor.plan import PlanOptions, Tier
-from strata.doctor.planner import make_plan
+from strata.doctor.planner import Problem, make_plan
+from strata.doctor.speed import turn_seconds
 from strata.errors import Undetermined, UsageError
-from tests.doctor.shapes import DENSE, GIB, MIB, MIXTRAL, Q3_30B, SMALL_MOE, machine
+from tests.doctor.questions import random_question
+from tests.doctor.shapes import DENSE, GIB, MIB, MIXTRAL, Q3_30B, SMALL_MOE, machine, model
 from tests.doctor.typed import applied, weaker
 
 KV_PER_TOKEN_30B = 48 * 4 * (128 + 128) * 4  # float32
@@ -246,3 +250,43 @@ def test_when_nothing_helps_the_smallest_machine_is_named_and_would_do():
     needed = int(re.search(r"with ([\d,]+) MiB of available RAM", change.sentence)[1].replace(",", "")) * MIB
     assert make_plan(machine(needed), MIXTRAL, PlanOptions()).feasible
     assert not make_plan(machine(needed - MIB), MIXTRAL, PlanOptions()).feasible
+
+
+def test_a_model_without_any_kv_cache_has_no_windows_to_speak_of():
+    m = model(
+        "no attention",
+        "gpt-oss",
+        layers=3,
+        embedding=256,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        vocab=1000,
+        feed_forward=256,
+        attention_every=4,
+        recurrent_bytes=MIB,
+        window=128,
+    )
+    assert make_plan(machine(4 * GIB), m, PlanOptions()).feasible
+
+
+def test_where_nothing_is_given_up_no_other_candidate_is_better():
+    """The planner then looks at no other; here all of them are scored."""
+    shortcuts = 0
+    for seed in range(150):
+        try:
+            problem = Problem.of(*random_question(Random(seed)))
+        except UsageError:
+            continue
+        if not problem.least().fits:
+            continue
+        backend = problem.backend
+        traffic = backend.traffic(problem.request)
+        scores = [
+            turn_seconds(traffic, backend.speeds, c.placement)
+            for c in candidates(backend, problem.request, problem.bounds)
+        ]
+        score, best = problem.best()
+        assert score == min(scores)
+        shortcuts += best.placement.slots == backend.experts.total
+    assert shortcuts > 10

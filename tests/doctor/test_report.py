@@ -89,6 +89,15 @@ def test_markup_in_facts_is_shown_as_it_is() -> None:
     assert name in " ".join(shown(TerminalReport(report), width=200).split())
 
 
+def test_endless_evidence_is_shown_by_its_ends() -> None:
+    log = ["NVRM: Xid (PCI:0000:01:00): 48, begin " + "x" * 5000 + " end"]
+    report = diagnose(cases()["illegal-access"].machine({"host.value.kernel_log": log}).facts)
+    text = " ".join(shown(TerminalReport(report)).split())
+    assert re.search(r"48, begin x[x ]+ \[\.\.\.\] x[x ]+ end", text)
+    assert len(text) < 4000
+    assert any(log[0] in e.text for f in report.findings for e in f.evidence)
+
+
 def test_json_matches_the_published_schema() -> None:
     schema = report_schema()
     validator = jsonschema.Draft202012Validator(schema)

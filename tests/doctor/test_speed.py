@@ -161,6 +161,11 @@ def of_turn(m: ModelFacts, context: int, *, start: int, prompt: int, answer: int
     return expected_of_turn(H200, m, make_plan(H200, m, options), turn)
 
 
+def test_one_token_after_nothing_has_a_range_too() -> None:
+    (slow, fast), _ = of_turn(DEMO, 4096, start=0, prompt=0, answer=1)
+    assert 0 < slow < fast
+
+
 def test_misses_from_page_locked_memory_take_their_bytes_over_the_link_and_nothing_else() -> None:
     resident = Placement(8, Tier.PINNED, Tier.PINNED, slots=6144, pinned=0, pageable=0)
     cached = replace(resident, slots=3072, pinned=6144)

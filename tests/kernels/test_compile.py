@@ -28,6 +28,8 @@ def kernels() -> list[Kernel]:
         Kernel("attention", "attend<16,2,true,true,KvF16>"),
         Kernel("attention", "attend<64,8,false,false,KvF32>"),
         Kernel("attention", "attend<256,4,true,true,KvF16>"),
+        *(Kernel("residency", f"make_ready<{word},true>") for word in ("uint4", "uint2", "u32", "u16")),
+        Kernel("residency", "make_ready<uint4,false>"),
         Kernel("route", "route<1,F32,4>"),
         Kernel("route", "route<4,F32,16>"),
     ]

@@ -9,6 +9,7 @@ from strata.doctor.checks.machine import Machine, error_text
 from strata.doctor.checks.pinned import COUNTS, malloc_works
 from strata.doctor.checks.wsl import foreign_libcuda
 from strata.doctor.cuda_causes import CUDA_CODES
+from strata.doctor.cuda_packages import pip_install
 from strata.doctor.facts import ProbeStatus
 from strata.doctor.units import counted, version
 
@@ -50,7 +51,7 @@ def no_cupy(m: Machine) -> Result | None:
         "There is an NVIDIA GPU, but CuPy is not installed: Strata would run on the CPU.",
         m.says("nvml.gpus", ", ".join(m.gpus)),
         m.says("cuda", m.reason("cuda")),
-        remedy=f"pip install 'strata[{m.cuda_extra()}]'",
+        remedy=m.pip_install(),
     )
 
 
@@ -64,7 +65,7 @@ def two_cupys(m: Machine) -> Result | None:
     return fail(
         f"{len(packages)} CuPy packages are installed together: {', '.join(sorted(packages))}.",
         *(m.says("cuda.cupy_packages", f"{name} {m.cuda.cupy_packages[name]}") for name in sorted(packages)),
-        remedy=f"pip uninstall -y {' '.join(sorted(packages))} && pip install 'strata[{m.cuda_extra()}]'",
+        remedy=f"pip uninstall -y {' '.join(sorted(packages))}, then: {m.pip_install()}",
     )
 
 
@@ -79,7 +80,7 @@ def import_fails(m: Machine) -> Result | None:
         "CuPy is installed but cannot be imported.",
         m.says("cuda", error_text(error)),
         *(m.says("cuda.cupy_packages", f"{n} {v}") for n, v in m.cuda.cupy_packages.items()),
-        remedy=f"pip install --force-reinstall 'strata[{m.cuda_extra()}]'",
+        remedy=m.pip_install("--force-reinstall"),
     )
 
 
@@ -115,7 +116,7 @@ def broken_context(m: Machine) -> Result | None:
         f"CUDA runtime {m.cuda.runtime_version or '?'} cannot use the GPU on driver {m.nvml.driver_version or '?'} "
         f"(CUDA {m.nvml.cuda_driver_version or '?'}), although {seen}.",
         *evidence,
-        remedy=f"In a fresh environment: pip install 'strata[{m.cuda_extra()}]' "
+        remedy=f"In a fresh environment: {m.pip_install()} "
         "(an own build: rebuild with the toolkit of the driver's CUDA version)",
     )
 
@@ -151,9 +152,7 @@ def no_architecture(m: Machine) -> Result | None:
         f"NVRTC {m.cuda.nvrtc_version or '?'} cannot compile for this GPU (sm_{wanted or '?'}).",
         m.says("cuda.nvrtc_version", f"NVRTC {m.cuda.nvrtc_version or '?'} makes up to sm_{best or '?'}"),
         *code,
-        remedy="pip install -U 'nvidia-cuda-nvrtc-cu12>=12.8'"
-        if cupy_major(m) == 12
-        else "pip install -U 'strata[cuda13]'",
+        remedy='pip install -U "nvidia-cuda-nvrtc-cu12>=12.8"' if cupy_major(m) == 12 else pip_install("cuda13", "-U"),
     )
 
 
@@ -174,7 +173,7 @@ def newer_ptx(m: Machine) -> Result | None:
             f"driver {m.nvml.driver_version or '?'}, up to CUDA {m.nvml.cuda_driver_version}",
         ),
         m.says("cuda.nvrtc_version", f"NVRTC {m.cuda.nvrtc_version or '?'}"),
-        remedy=f"Update the driver, or use the compiler of its version: pip install '{nvrtc}<={limit}.999'",
+        remedy=f'Update the driver, or use the compiler of its version: pip install "{nvrtc}<={limit}.999"',
     )
 
 
@@ -293,7 +292,7 @@ def kernel(m: Machine) -> Result | None:
         f"A one-line kernel fails: {error.message}." if error else "A one-line kernel fails.",
         *([m.says("cuda.kernel_error", error_text(error))] if error else []),
         versions,
-        remedy=f"pip install --force-reinstall 'strata[{m.cuda_extra()}]'; if it returns: reboot, undo any overclock",
+        remedy=f"{m.pip_install('--force-reinstall')}; if it returns: reboot, undo any overclock",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.machine import Machine, error_text
+from strata.doctor.cuda_packages import CUDA12
 from strata.doctor.facts import ProbeStatus
 from strata.doctor.units import counted, version
 
@@ -109,7 +110,7 @@ def too_old(m: Machine) -> Result | None:
         ),
         m.says("cuda.cupy_packages", packages),
         *code,
-        remedy="pip uninstall -y cupy-cuda13x && pip install 'strata[cuda12]'; or a newer driver"
+        remedy=f"pip uninstall -y cupy-cuda13x, then: {CUDA12}; or a newer driver"
         if can_12
         else f"Install driver {want} or newer: "
         + m.per_os(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.driver import cupy_major
 from strata.doctor.checks.machine import Machine
+from strata.doctor.cuda_packages import CUDA12
 from strata.doctor.facts import ProbeStatus
 from strata.doctor.units import GIB, counted, version
 
@@ -75,7 +76,7 @@ def old_gpu(m: Machine) -> Result | None:
     return verdict(
         f"CUDA 13 no longer supports {', '.join(old)}.",
         *(m.says("nvml.gpus", f"{name}: compute capability {cc}, CUDA 13 needs 7.5") for name, cc in old.items()),
-        remedy="pip uninstall -y cupy-cuda13x && pip install 'strata[cuda12]'",
+        remedy=f"pip uninstall -y cupy-cuda13x, then: {CUDA12}",
     )
 
 

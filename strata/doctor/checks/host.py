@@ -1,18 +1,16 @@
-"""The system, its RAM and its processors."""
+"""The system, its RAM, and the limits on what a process may take of it."""
 
 from __future__ import annotations
 
-import math
 import re
 
-from strata.doctor.checks.check import Result, check, fail, passed, unknown, warn
+from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.machine import Machine, error_text
-from strata.doctor.units import GIB, KIB, counted, size, speed
+from strata.doctor.units import GIB, KIB, counted, size
 
 SYSTEMS = {"darwin": "macOS"}
 SWAPPING = 2 * GIB  # swap in use that says more than a few idle pages were put away
 NO_MEMORY = 2  # cudaErrorMemoryAllocation
-HELD_UP = 0.9  # of the best speed with fewer threads: less with all of them is no noise
 
 
 @check("STR-SYS-OS", "Operating system", needs=("host.os",))
@@ -167,109 +165,4 @@ def kernel_611(m: Machine) -> Result | None:
         "This kernel leaks memory when page-locking is refused; the pinned budget was not tried.",
         m.says("host.kernel", f"kernel {m.host.kernel}"),
         remedy="Install kernel 6.12 or newer (Ubuntu: sudo apt install linux-generic-hwe-24.04), then reboot",
-    )
-
-
-@check("STR-CPU-NUMA", "Memory of another socket", needs=("host.numa_nodes.total_bytes",))
-def numa(m: Machine) -> Result | None:
-    """Experts that lie on the other socket's memory are read through the link between sockets: 6.4 instead of 10.1
-    tokens per second has been seen."""
-    nodes = [node for node in m.host.numa_nodes or () if node.total_bytes]
-    if len(nodes) < 2:
-        return passed("All RAM is equally near.")
-    near = {gpu.numa_node for gpu in m.nvml.gpus if gpu.numa_node is not None}
-    home = f"; the GPU is on node {min(near)}" if len(near) == 1 else ""
-    return warn(
-        f"RAM is spread over {len(nodes)} nodes{home}; experts on a far node are read slower.",
-        m.says("host.numa_nodes", ", ".join(f"node {n.node}: {size(n.total_bytes or 0)}" for n in nodes)),
-        remedy="numactl --interleave=all strata run ...",
-    )
-
-
-@check("STR-CPU-ISA", "Vector instructions", needs=("host.cpu_flags",), scope=("host.machine",))
-def instructions(m: Machine) -> Result | None:
-    """Without AVX2 the CPU's matrix products are several times slower. In a virtual machine the flag is often merely
-    not passed through."""
-    if (m.host.machine or "").lower() not in ("x86_64", "amd64"):
-        return None
-    if m.host.cpu_flags is None or "avx2" in m.host.cpu_flags:
-        return passed("The processor has AVX2.")
-    return warn(
-        "The processor, as this system sees it, has no AVX2: the CPU backend is several times slower.",
-        m.says(
-            "host.cpu_flags", f"{m.host.cpu_model or 'CPU'}: {' '.join(m.host.cpu_flags) or 'no vector extensions'}"
-        ),
-        remedy="In a virtual machine pass the host's processor through (QEMU: -cpu host; Proxmox: CPU type 'host'); "
-        "processors from before 2013 have none",
-    )
-
-
-@check("STR-CPU-QUOTA", "Container CPU quota", needs=("host.cgroup_cpus", "host.cpu_logical"))
-def cpu_quota(m: Machine) -> Result | None:
-    """Under a CPU quota, threads beyond it only take turns: the whole group is paused in every period."""
-    quota, cpus = m.host.cgroup_cpus, m.host.cpu_logical
-    if quota is None or cpus is None or quota >= min(cpus, m.host.cpu_usable or cpus):
-        return passed("No CPU quota below the processors it may use.")
-    return warn(
-        f"This process may use {quota:g} of {cpus} processors; more threads than that pause each other.",
-        m.says("host.cgroup_cpus", f"CPU quota {quota:g}"),
-        remedy=f"OMP_NUM_THREADS={max(int(quota), 1)} strata run ..., or a larger quota: docker run --cpus=N",
-    )
-
-
-@check("STR-CPU-PRIORITY", "Low priority", needs=("host.cpu_priority", "host.io_priority"))
-def priority(m: Machine) -> Result | None:
-    """A task started at low priority (a scheduled task on Windows, `nice`, `ionice -c3`) reads its model up to 24
-    times slower than the same command in a terminal."""
-    low = [
-        m.says(f"host.{name}", f"{what} priority: low")
-        for name, what, value in (
-            ("cpu_priority", "CPU", m.host.cpu_priority),
-            ("io_priority", "disk", m.host.io_priority),
-        )
-        if value == "low"
-    ]
-    if not low:
-        return passed("Ordinary priority.")
-    return warn(
-        "This process runs at low priority: loading can be 20 times slower than in a terminal.",
-        *low,
-        remedy=m.per_os(
-            linux="Start it without nice or ionice, or: sudo renice 0 -p PID; ionice -c2 -n4 -p PID",
-            windows="In the Task Scheduler export the task, set <Priority>4</Priority> in the XML and import it",
-        ),
-    )
-
-
-@check("STR-CPU-HYBRID", "Efficiency cores", needs=("host.cpu_efficiency", "host.cpu_performance"))
-def hybrid(m: Machine) -> Result | None:
-    """When performance and efficiency cores share a product, everyone waits for the slowest: 15 workers have been
-    slower than 4. Most hybrid processors gain from all their cores all the same, so what decides is the speed at which
-    RAM was read with few threads and with all."""
-    slow, fast = m.host.cpu_efficiency, m.host.cpu_performance
-    if not slow or not fast:
-        return passed("All processor cores are alike.")
-    kinds = m.says("host.cpu_efficiency", f"{m.host.cpu_model or 'CPU'}: {fast} performance, {slow} efficiency")
-    if m.host.os == "darwin":
-        return passed("macOS itself puts busy threads on performance cores.", kinds)
-    rates = {n: rate for n, rate in m.speed.ram_read_bytes_per_s.items() if n > 0 and 0 < rate < math.inf}
-    if len(rates) < 2:
-        return unknown("Whether the efficiency cores hold up the others was not measured.", kinds)
-    most, best = max(rates), max(rates, key=lambda n: (rates[n], -n))
-    measured = m.says(
-        "speed.ram_read_bytes_per_s",
-        f"RAM is read at {speed(rates[most])} with {counted(most, 'thread')}, {speed(rates[best])} with {best}",
-    )
-    if rates[most] >= HELD_UP * rates[best]:
-        return passed("Some cores are efficiency cores, and they do not hold up the others.", kinds, measured)
-    return warn(
-        f"{counted(most, 'thread')} read RAM slower than {best} do: efficiency cores hold up the others.",
-        kinds,
-        measured,
-        remedy=m.per_os(
-            linux=f"taskset -c 0-{fast - 1} strata run ..."
-            if (m.host.machine or "x86_64").lower() in ("x86_64", "amd64")
-            else "taskset -c LIST strata run ..., with the fast cores that this lists: lscpu -e=CPU,MAXMHZ",
-            windows=f"start /affinity {(1 << min(fast, 64)) - 1:X} strata run ...",
-        ),
     )

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from strata.doctor.cuda_packages import pip_install
 from strata.doctor.facts import (
     AdapterFacts,
     CudaFacts,
@@ -130,9 +131,10 @@ class Machine:
         """Return as evidence every CUDA error met that has one of `codes`."""
         return tuple(self.says(g, error_text(e)) for g, e in self.cuda_errors if e.code in codes)
 
-    def cuda_extra(self) -> str:
-        """Return the extra of this package whose CUDA the driver supports."""
-        return "cuda13" if (version(self.nvml.cuda_driver_version) or (13,)) >= (13,) else "cuda12"
+    def pip_install(self, *options: str) -> str:
+        """Return the command that installs CuPy and the CUDA libraries of a version that the driver supports."""
+        newest = (version(self.nvml.cuda_driver_version) or (13,)) >= (13,)
+        return pip_install("cuda13" if newest else "cuda12", *options)
 
     def says(self, path: str, text: str) -> Evidence:
         """Return `text` as evidence, with the source of the fact at `path` (``"host.ram_total_bytes"``)."""

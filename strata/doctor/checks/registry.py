@@ -5,14 +5,28 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from strata.doctor.checks import cuda, disk, driver, gpu, host, last_run, model, pinned, speed, symptoms, vram, wsl
+from strata.doctor.checks import (
+    cuda,
+    disk,
+    driver,
+    gpu,
+    host,
+    last_run,
+    model,
+    pinned,
+    processor,
+    speed,
+    symptoms,
+    vram,
+    wsl,
+)
 from strata.doctor.checks.check import Check
 from strata.doctor.checks.machine import Machine
 from strata.doctor.findings import Finding, Status
 from strata.errors import UsageError
 
 # What stops a start comes first, and causes before symptoms: the verdict names the first.
-FAMILIES = (driver, wsl, gpu, cuda, symptoms, pinned, vram, last_run, model, host, speed, disk)
+FAMILIES = (driver, wsl, gpu, cuda, symptoms, pinned, vram, last_run, model, host, processor, speed, disk)
 CATALOGUE: dict[str, Check] = {
     entry.id: entry for family in FAMILIES for entry in vars(family).values() if isinstance(entry, Check)
 }

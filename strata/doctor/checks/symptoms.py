@@ -41,15 +41,21 @@ def crashed(m: Machine) -> Result | None:
     for group in dead:
         evidence.append(m.says(group, m.reason(group)))
         error = m.facts_of(group).error
-        if error and error.stderr:
-            evidence.append(
-                m.says(group, error.stderr.strip().splitlines()[-1] if error.stderr.strip() else "no output")
-            )
+        evidence += [m.says(group, line) for line in last_words(error.stderr if error and error.stderr else "")]
     return fail(
         f"The probe's process crashed: {', '.join(f'{g} ({WHERE[g]})' for g in dead)}.",
         *evidence,
-        remedy="Reinstall the NVIDIA driver, and CuPy in a fresh environment: pip install 'strata[cuda13]'",
+        remedy=f"Reinstall the NVIDIA driver, and CuPy in a fresh environment: {m.pip_install()}",
     )
+
+
+def last_words(stderr: str) -> list[str]:
+    """Return what a crash says of itself: Python's fatal error and where it was, else the last line."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    fatal = next((n for n, line in enumerate(lines) if line.startswith(("Fatal Python error", "Windows fatal"))), None)
+    if fatal is None:
+        return lines[-1:]
+    return [lines[fatal], *[line for line in lines[fatal:] if line.startswith("File ")][:1]]
 
 
 @check("STR-DRV-XID", "GPU faults in the kernel log", needs=("host.kernel_log",))

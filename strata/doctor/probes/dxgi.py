@@ -14,6 +14,7 @@ from strata.doctor.probes.pci_vendors import VENDORS
 _FACTORY1 = uuid.UUID("770aae78-f26f-4dba-a829-253c83d1b387")  # IDXGIFactory1
 _ADAPTER3 = uuid.UUID("645967a4-1392-4310-a798-8053ce3e93fd")  # IDXGIAdapter3, from Windows 10 on
 _NOT_FOUND = 0x887A0002  # DXGI_ERROR_NOT_FOUND: the list is at its end
+_LEAST_CARD = 1 << 30  # bytes
 _SOFTWARE = 2  # DXGI_ADAPTER_FLAG_SOFTWARE
 
 # Places in the interfaces' tables of functions.
@@ -139,14 +140,29 @@ def adapter_facts(listed: list[Adapter]) -> AdapterFacts:
     )
 
 
+def _integrated(vendor: str | None, dedicated: int) -> bool | None:
+    """Return whether an adapter is a part of the processor, by the memory set aside for it; None where that may be.
+
+    The firmware sets 128 to 512 MiB aside for a processor's graphics by default; no card of these makers that runs
+    today's drivers has less than a gigabyte. Much may be set aside for AMD's, as much as a card has.
+    """
+    if vendor in ("Intel", "AMD", "Qualcomm") and dedicated < _LEAST_CARD:
+        return True
+    return False if vendor in ("NVIDIA", "Intel") and dedicated >= _LEAST_CARD else None
+
+
 def _facts(adapter: Adapter) -> DisplayAdapter:
-    unknown = {"integrated": "DXGI does not show it", "pci_bus_id": "DXGI does not show it"}
+    unknown = {"pci_bus_id": "DXGI does not show it"}
+    integrated = _integrated(VENDORS.get(adapter.vendor), adapter.dedicated)
+    if integrated is None:
+        unknown["integrated"] = "DXGI shows only how much memory is its own, which does not tell here"
     if adapter.budget is None:
         unknown["budget_bytes"] = "this Windows has no IDXGIAdapter3"
     return DisplayAdapter(
         vendor=VENDORS.get(adapter.vendor) or f"{adapter.vendor:04x}",
         name=adapter.name,
         pci_id=f"{adapter.vendor:04x}:{adapter.device:04x}",
+        integrated=integrated,
         displays=adapter.outputs,
         vram_total_bytes=adapter.dedicated,
         budget_bytes=adapter.budget,

@@ -73,6 +73,12 @@ class System:
         self._check(self._kernel32.GlobalMemoryStatusEx(ctypes.byref(status)))
         return MemoryStatus(status.total, status.available, status.commit_limit, status.commit_available)
 
+    def page_file_free_bytes(self) -> int:
+        """Return how much of the page file is not in use, which Windows only tells as a performance counter."""
+        import psutil
+
+        return int(psutil.swap_memory().free)
+
     def registry(self, key: str, name: str) -> Any:
         """Return a value below HKEY_LOCAL_MACHINE."""
         winreg: Any = importlib.import_module("winreg")
@@ -133,7 +139,7 @@ def collect_host(found: Collector, system: System) -> None:
     found.take("os_release", lambda: release_name(system), "registry, CurrentVersion")
     names = ("ram_total_bytes", "ram_available_bytes", "commit_limit_bytes", "commit_used_bytes", "swap_total_bytes")
     found.take_all(names, lambda: _memory(system.memory()), "GlobalMemoryStatusEx")
-    found.unknown["swap_free_bytes"] = "Windows tells how much is committed, not what of the page file is free"
+    found.take("swap_free_bytes", system.page_file_free_bytes, "page file's usage counter")
     found.take(
         "page_file_managed",
         lambda: page_file_managed(system.registry(_MEMORY_KEY, "PagingFiles")),

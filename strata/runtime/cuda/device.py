@@ -22,14 +22,17 @@ from strata.doctor.plan import Reservation, Tier
 from strata.errors import DeviceFailed, KernelError, PlanViolation
 from strata.kernels.ops import Array
 from strata.runtime.driver_errors import refuses_all
+from strata.runtime.expert_store import PINNED_LINE
 from strata.runtime.memory import Block, HostBlock, MemoryRefused
 from strata.runtime.wsl import under_wsl
 
 _runtime = cupy.cuda.runtime
 _nvml: Any = _pynvml
 _TO_DEVICE, _TO_HOST = _runtime.memcpyHostToDevice, _runtime.memcpyDeviceToHost
+_WITHIN = _runtime.memcpyDeviceToDevice
 _PORTABLE_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped
 _MIB = 1 << 20
+PIN_SLICE = 256 * _MIB  # page-locked at once: no more than what doctor's measurement was granted in one piece
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
@@ -42,12 +45,14 @@ class CudaDevice:
         Everything runs on it, in order.
     held_bytes : int
         Of its memory and page-locked, by reservations.
+    unpinned_bytes : int
+        Of what was to be page-locked and may as well lie in ordinary RAM: what the system refused to lock.
     """
 
     def __init__(self, ordinal: int, uuid: str) -> None:
         self._ordinal = ordinal
         self._uuid = uuid
-        self.held_bytes = 0
+        self.held_bytes = self.unpinned_bytes = 0
         self._free_before = _driver_free(uuid)
         self._allocator = cupy.cuda.get_allocator()
         with self.errors("start CUDA"):
@@ -91,15 +96,42 @@ class CudaDevice:
         if reservation.tier is Tier.VRAM:
             return _DeviceBlock(self, reservation.bytes)
         block = HostBlock(reservation.bytes)
-        return _PinnedBlock(self, block, reservation.bytes) if reservation.tier is Tier.PINNED else block
+        if reservation.tier is not Tier.PINNED:
+            return block
+        pinned = _PinnedBlock(self, block, reservation.bytes, part_will_do=reservation.id == PINNED_LINE)
+        self.unpinned_bytes += reservation.bytes - pinned.nbytes
+        return pinned
 
     def to_device(self, to: Array, source: np.ndarray[Any, Any]) -> None:
         """Copy from the host, in order with the stream. Page-locked memory must stay as it is until then."""
         _runtime.memcpyAsync(to.data.ptr, source.ctypes.data, source.nbytes, _TO_DEVICE, self.stream.ptr)
 
+    def send(self, to: Array, source: np.ndarray[Any, Any]) -> None:
+        """`to_device`, from any thread."""
+        cupy.cuda.Device(self._ordinal).use()
+        self.to_device(to, source)
+
+    def copy_seconds(self, to: Array, source: Array) -> float:
+        """Return how long a copy to device memory takes by the device's own clock, from there or from the host."""
+        host = isinstance(source, np.ndarray) and not isinstance(source, cupy.ndarray)
+        pointer, kind = (source.ctypes.data, _TO_DEVICE) if host else (source.data.ptr, _WITHIN)
+        started = self.stream.record()
+        _runtime.memcpyAsync(to.data.ptr, pointer, source.nbytes, kind, self.stream.ptr)
+        ended = self.stream.record()
+        ended.synchronize()
+        return float(cupy.cuda.get_elapsed_time(started, ended)) / 1e3
+
     def to_host(self, to: np.ndarray[Any, Any], source: Array) -> None:
         """Copy to the host, in order with the stream: it is there after `wait`."""
         _runtime.memcpyAsync(to.ctypes.data, source.data.ptr, to.nbytes, _TO_HOST, self.stream.ptr)
+
+    def address(self, pinned: np.ndarray[Any, Any]) -> int:
+        """Return where the device reads page-locked memory, or 0 where not all of it is there in one piece."""
+        first, last = (self._seen_at(pinned.ctypes.data + offset) for offset in (0, pinned.nbytes - 1))
+        return first if first and last - first == pinned.nbytes - 1 else 0
+
+    def _seen_at(self, pointer: int) -> int:
+        return int(_runtime.pointerGetAttributes(pointer).devicePointer or 0)
 
     def mapped(self, pinned: np.ndarray[Any, Any]) -> Array:
         """View page-locked memory as the device sees it."""
@@ -156,6 +188,11 @@ class CudaDevice:
         left = "unknown how much is free" if free is None else f"{free / _MIB:,.0f} MiB free now"
         return f"{count} CUDA device{'' if count == 1 else 's'}, {left}, {wsl}"
 
+    @property
+    def integrated(self) -> bool:
+        """Whether the device's memory is the system's RAM."""
+        return bool(cupy.cuda.Device(self._ordinal).attributes.get("Integrated"))
+
     def free_bytes(self) -> int | None:
         """Return what CUDA calls free on this device, or None where it does not answer."""
         try:
@@ -197,30 +234,43 @@ class _DeviceBlock:
 
 
 class _PinnedBlock:
-    """RAM that was touched, then page-locked where it lies: far quicker than having the driver allocate it."""
+    """RAM that was touched, then page-locked where it lies: far quicker than having the driver allocate it.
 
-    def __init__(self, device: CudaDevice, block: HostBlock, nbytes: int) -> None:
+    Where `part_will_do`, what follows the first slice that is refused stays as it is; `nbytes` is what was locked.
+    """
+
+    def __init__(self, device: CudaDevice, block: HostBlock, nbytes: int, *, part_will_do: bool) -> None:
         self._device = device
         self._block = block
-        self._pointer = self._nbytes = 0
+        self._pointers: list[int] = []
+        self.nbytes = 0
         address = int(block.array(0, (nbytes,), np.dtype(np.uint8)).ctypes.data)
         try:
-            _runtime.hostRegister(address, nbytes, _PORTABLE_MAPPED)
-            self._pointer, self._nbytes = address, nbytes
-            device.held_bytes += nbytes
+            while self.nbytes < nbytes:
+                size = min(PIN_SLICE, nbytes - self.nbytes)
+                _runtime.hostRegister(address + self.nbytes, size, _PORTABLE_MAPPED)
+                self._pointers.append(address + self.nbytes)
+                self.nbytes += size
+                device.held_bytes += size
         except CUDARuntimeError as error:
-            block.release()
-            raise _refused(device, "cudaHostRegister", error) from error
+            if part_will_do and self.nbytes:
+                return
+            refused = _refused(device, "cudaHostRegister", error, granted=self.nbytes)
+            self.release()
+            raise refused from error
+        except BaseException:
+            self.release()
+            raise
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return self._block.array(offset, shape, dtype)
 
     def release(self) -> None:
-        pointer, self._pointer = self._pointer, 0
-        if pointer:
-            self._device.held_bytes -= self._nbytes
+        self._device.held_bytes -= self.nbytes
+        self.nbytes = 0
         self._device.drain()
-        _let_go(_runtime.hostUnregister, pointer)
+        while self._pointers:
+            _let_go(_runtime.hostUnregister, self._pointers.pop())
         self._block.release()
 
 
@@ -232,7 +282,7 @@ def _let_go(call: Any, pointer: int) -> None:
             return
 
 
-def _refused(device: CudaDevice, call: str, error: CUDARuntimeError) -> MemoryRefused:
+def _refused(device: CudaDevice, call: str, error: CUDARuntimeError, granted: int = 0) -> MemoryRefused:
     name, _, string = str(error).partition(": ")
     return MemoryRefused(
         call,
@@ -240,6 +290,7 @@ def _refused(device: CudaDevice, call: str, error: CUDARuntimeError) -> MemoryRe
         name,
         string,
         free_bytes=device.free_bytes(),
+        granted_bytes=granted,
         broken=_is_broken(device),
         around=device.state(),
     )

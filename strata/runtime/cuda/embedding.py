@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.kernels.cuda_layout import LAYOUTS
+from strata.kernels.cuda_layout import LAYOUTS, BlockLayout
 from strata.runtime.memory import PlannedMemory, Step
 
 _STEP_BYTES = 16 << 20
@@ -44,11 +44,7 @@ class PinnedTable:
         for first in range(0, blocks, most):
             count = min(most, blocks - first)
             part = self._file[first * nbytes : (first + count) * nbytes]
-            start = 0
-            for offset, size in self._layout.planes or ((0, nbytes),):
-                plane = self.table[start : start + blocks * size].reshape(blocks, size)
-                plane[first : first + count] = part.reshape(count, nbytes)[:, offset : offset + size]
-                start += blocks * size
+            _lay_out(part, self.table, self._layout, first)
             step(len(part))
 
 
@@ -83,15 +79,14 @@ class HostRows:
 
     def gather(self, tokens: Sequence[int], out: NDArray[np.uint8]) -> None:
         """Write the tokens' rows as a matrix of as many rows as `out` [bytes] has room for, in the device's layout."""
-        rows = self._rows[list(tokens)]
-        nbytes = self._layout.nbytes
-        if not self._layout.planes:
-            out[: rows.size] = rows.reshape(-1)
-            return
-        blocks = len(out) // nbytes
-        given = rows.reshape(-1, nbytes)
-        start = 0
-        for offset, size in self._layout.planes:
-            plane = out[start : start + blocks * size].reshape(blocks, size)
-            plane[: len(given)] = given[:, offset : offset + size]
-            start += blocks * size
+        _lay_out(self._rows[list(tokens)], out, self._layout)
+
+
+def _lay_out(stored: NDArray[np.uint8], out: NDArray[np.uint8], layout: BlockLayout, first: int = 0) -> None:
+    """Write blocks as stored to a matrix in the device's layout, which is all of `out`, from its block `first` on."""
+    given, blocks = stored.reshape(-1, layout.nbytes), len(out) // layout.nbytes
+    start = 0
+    for offset, size in layout.planes or ((0, layout.nbytes),):
+        plane = out[start : start + blocks * size].reshape(blocks, size)
+        plane[first : first + len(given)] = given[:, offset : offset + size]
+        start += blocks * size

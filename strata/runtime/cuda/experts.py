@@ -1,10 +1,8 @@
-"""Routed experts on the device: all of them in slots of their own, or in turns in as many slots as there are."""
+"""The slots of experts on the device, and experts that each have a slot of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +13,12 @@ from strata.gguf.reader import GGUFFile
 from strata.kernels.cuda_layout import row_bytes
 from strata.kernels.cuda_ops import CudaOps, CudaSlots
 from strata.kernels.ops import Array
-from strata.runtime.cuda.device import CudaDevice
-from strata.runtime.cuda.graph import Recorder
-from strata.runtime.cuda.upload import Matrix, Uploader
-from strata.runtime.expert_cache import CacheCounts, ExpertResidency
-from strata.runtime.expert_store import StoredExpert
+from strata.runtime.cuda.upload import Matrix
+from strata.runtime.expert_cache import CacheCounts
 from strata.runtime.memory import PlannedMemory
 
 
-class Pool:
+class SlotPool:
     """The slots of one size class, as the plan has them.
 
     Parameters
@@ -33,6 +28,13 @@ class Pool:
     facts : ModelFacts
     types : (str, str, str)
         Of gate, up and down.
+
+    Attributes
+    ----------
+    data : Array
+        uint8, flat.
+    nbytes : int
+        Of an expert.
     """
 
     def __init__(
@@ -40,10 +42,10 @@ class Pool:
     ) -> None:
         gate, up = (facts.expert_width * row_bytes(type_, facts.embedding) for type_ in types[:2])
         self.planned = planned
-        self.count = planned.slots
-        self._types = types
+        self.types = types
         self._sizes = (gate, up, facts.embedding * row_bytes(types[2], facts.expert_width))
-        self._data = memory.array(
+        self.nbytes = sum(self._sizes)
+        self.data = memory.array(
             planned.line, (planned.slots * planned.slot_bytes,), np.uint8, name=f"{planned.slots} expert slots"
         )
 
@@ -51,21 +53,26 @@ class Pool:
         """Return the pool as `CudaOps.experts_add` takes it, counted from slot `first` on."""
         gate, up, _ = self._sizes
         return CudaSlots(
-            self._data[first * self.planned.slot_bytes :], self.planned.slot_bytes, 0, gate, gate + up, *self._types
+            self.data[first * self.planned.slot_bytes :], self.planned.slot_bytes, 0, gate, gate + up, *self.types
         )
+
+    def place(self, slot: int) -> Array:
+        """Return where the bytes of the expert in a slot lie."""
+        start = slot * self.planned.slot_bytes
+        return self.data[start : start + self.nbytes]
 
     def matrices(self, slot: int, stored: Sequence[NDArray[np.uint8]]) -> Iterator[Matrix]:
         """Yield an expert's matrices with their places in a slot."""
         start = slot * self.planned.slot_bytes
-        for raw, size, type_ in zip(stored, self._sizes, self._types, strict=True):
-            yield Matrix(raw, self._data[start : start + size], type_)
+        for raw, size, type_ in zip(stored, self._sizes, self.types, strict=True):
+            yield Matrix(raw, self.data[start : start + size], type_)
             start += size
 
 
-def pools_of(memory: PlannedMemory, plan: AllocationPlan, facts: ModelFacts) -> tuple[Pool, ...]:
+def pools_of(memory: PlannedMemory, plan: AllocationPlan, facts: ModelFacts) -> tuple[SlotPool, ...]:
     """Take the pools of a plan."""
     types = {layer: c.types for c in facts.expert_classes for layer in c.layers}
-    return tuple(Pool(memory, planned, facts, types[planned.layers[0]]) for planned in plan.experts.classes)
+    return tuple(SlotPool(memory, planned, facts, types[planned.layers[0]]) for planned in plan.experts.classes)
 
 
 class ResidentExperts:
@@ -74,7 +81,7 @@ class ResidentExperts:
     Parameters
     ----------
     ops : CudaOps
-    pools : sequence of Pool
+    pools : sequence of SlotPool
     facts : ModelFacts
 
     Attributes
@@ -86,7 +93,7 @@ class ResidentExperts:
 
     resident = True
 
-    def __init__(self, ops: CudaOps, pools: Sequence[Pool], facts: ModelFacts) -> None:
+    def __init__(self, ops: CudaOps, pools: Sequence[SlotPool], facts: ModelFacts) -> None:
         experts = facts.experts
         self.counts = CacheCounts()
         self.seen = np.zeros((facts.layers, experts), np.bool_)
@@ -121,14 +128,21 @@ class ResidentExperts:
         self.counts.hits += int(np.count_nonzero(counts))
         self.seen |= counts > 0
 
-    def note_step(self) -> None:
+    def forget(self) -> None:
+        """Count from here on."""
+        self.counts = CacheCounts()
+
+    def copy_out(self, place: int) -> None:
+        """See `strata.runtime.cuda.step.NotesExperts`: the device counts nothing."""
+
+    def note_step(self, place: int) -> None:
         """Count a step of one token, whose experts are not known here: they are not in `seen`."""
         layers = len(self._slots)
         self.counts.calls += layers
         self.counts.waves += layers
         self.counts.hits += layers * self._top_k
 
-    def note(self, ids: NDArray[np.int32]) -> None:
+    def note(self, ids: NDArray[np.int32], place: int) -> None:
         """Count what a call asked for: `ids` [layers, T, K]."""
         layers = len(ids)
         flat = ids.reshape(layers, -1)
@@ -137,89 +151,6 @@ class ResidentExperts:
         self.counts.waves += layers
         self.counts.hits += asked
         self.seen[np.arange(layers)[:, None], flat] = True
-
-
-class CachedExperts:
-    """Fewer slots than experts: after each router the host reads what is asked for and fills what is missing.
-
-    Parameters
-    ----------
-    device : CudaDevice
-    ops : CudaOps
-    recorder : Recorder
-    caches : sequence of (Pool, ExpertResidency)
-        One per size class.
-    buffers, host : mapping of str to Array
-        Of `strata.gguf.cuda_footprint`: `workspace` and `host_io`.
-    """
-
-    resident = False
-
-    def __init__(
-        self,
-        device: CudaDevice,
-        ops: CudaOps,
-        recorder: Recorder,
-        caches: Sequence[tuple[Pool, ExpertResidency]],
-        buffers: Mapping[str, Array],
-        host: Mapping[str, NDArray[Any]],
-    ) -> None:
-        self._device = device
-        self._ops = ops
-        self._recorder = recorder
-        self._caches = {layer: (pool.slots(), cache) for pool, cache in caches for layer in pool.planned.layers}
-        self._ids, self._slots = buffers["ids"], buffers["slots"]
-        self._host_ids, self._host_slots = host["ids"], host["slots"]
-        self.seen = np.zeros((len(self._ids), caches[0][1].experts), np.bool_)
-
-    @property
-    def counts(self) -> CacheCounts:
-        """Of all size classes."""
-        total = CacheCounts()
-        for cache in {id(cache): cache for _, cache in self._caches.values()}.values():
-            total += cache.counts
-        return total
-
-    def add(self, layer: int, hidden: Array, ids: Array, weights: Array, residual: Array) -> None:
-        """See `strata.runtime.models.Experts.add`."""
-        tokens = len(hidden)
-        self._recorder.host(partial(self._place, layer, tokens))
-        self._ops.experts_add(hidden, self._caches[layer][0], self._slots[:tokens], weights, residual)
-
-    def note_step(self) -> None:
-        """There are no steps that the host does not see."""
-
-    def note(self, ids: NDArray[np.int32]) -> None:
-        """Note what a call asked for; the caches have counted it already."""
-        self.seen[np.arange(len(ids))[:, None], ids.reshape(len(ids), -1)] = True
-
-    def _place(self, layer: int, tokens: int) -> None:
-        ids, slots = self._host_ids[layer, :tokens], self._host_slots[:tokens]
-        self._device.to_host(ids, self._ids[layer, :tokens])
-        self._device.wait()
-        cache = self._caches[layer][1]
-        if tokens == 1:  # whose experts differ
-            slots[0] = cache.ready(layer, ids[0].astype(np.intp))
-        else:
-            experts, where = np.unique(ids, return_inverse=True)
-            slots[:] = cache.ready(layer, experts.astype(np.intp))[where].reshape(slots.shape)
-        self._device.to_device(self._slots, slots)
-
-
-class PoolSlots:
-    """Fills a pool's slots: this backend's `strata.runtime.slots.Slots`."""
-
-    def __init__(self, device: CudaDevice, uploader: Uploader, pool: Pool) -> None:
-        self.count = pool.count
-        self._device = device
-        self._uploader = uploader
-        self._pool = pool
-
-    def fill(self, slot: int, layer: int, stored: StoredExpert) -> None:
-        """See `Slots.fill`. `stored` may be overwritten once this returns."""
-        for matrix in self._pool.matrices(slot, stored):
-            self._uploader.put(matrix)
-        self._device.wait()
 
 
 def largest_call(plan: AllocationPlan, facts: ModelFacts, most: int) -> int:

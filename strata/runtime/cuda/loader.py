@@ -15,28 +15,31 @@ from strata.gguf.cuda_prompt_footprint import prompt_rows_at
 from strata.gguf.footprint import BufferSpec
 from strata.gguf.model_facts import ModelFacts
 from strata.gguf.reader import GGUFFile
+from strata.kernels.cuda_layout import lay_out
 from strata.kernels.cuda_ops import CudaOps, CudaWeight
 from strata.kernels.cuda_prompt import PromptOps
 from strata.kernels.dequant import dequantise
 from strata.kernels.ops import Array, Weight
+from strata.runtime.cuda.cached import CachedExperts
 from strata.runtime.cuda.device import CudaDevice
 from strata.runtime.cuda.embedding import LINE as EMBEDDING_LINE
 from strata.runtime.cuda.embedding import HostRows, PinnedTable
-from strata.runtime.cuda.experts import CachedExperts, PoolSlots, ResidentExperts, largest_call, pools_of
+from strata.runtime.cuda.experts import ResidentExperts, largest_call, pools_of
 from strata.runtime.cuda.graph import Recorder
 from strata.runtime.cuda.prompt import PromptExperts, Prompts
 from strata.runtime.cuda.step import CudaStep
 from strata.runtime.cuda.support import check_cuda
+from strata.runtime.cuda.touch import moved_out
 from strata.runtime.cuda.upload import Matrix, Uploader
 from strata.runtime.cuda.weights import CudaWeights
-from strata.runtime.expert_cache import ExpertResidency
-from strata.runtime.expert_store import PAGEABLE_LINE, PINNED_LINE, STAGING_LINE, ExpertStore
+from strata.runtime.expert_store import PAGEABLE_LINE, PINNED_LINE, STAGING_LINE, Bytes, ExpertStore
 from strata.runtime.kv_cache import KvCache
 from strata.runtime.loader import LoadedModel, LoadOptions, expert_tensors
 from strata.runtime.memory import PlannedMemory
 from strata.runtime.models import ModelConfig, build_model
 from strata.runtime.models.common import EMBEDDING, HEAD, ROPE_FACTORS
 
+_READERS = 8  # threads that read experts into RAM: as many as bring the others to the device
 _LINES = ("dense", "head", "kv_cache", "workspace", "logits", "host_io", EMBEDDING_LINE)
 
 
@@ -73,7 +76,7 @@ def load_cuda(
         undo.callback(device.drain)
         recorder = Recorder(device.stream)
         uploader = Uploader(device, ops, host["pieces"], buffers["piece"])
-        store, experts = _experts(file, facts, plan, memory, (device, ops, recorder, uploader, buffers, host), load)
+        store, experts = _experts(file, facts, plan, memory, (device, ops, recorder, buffers, host), load)
         resident = experts if isinstance(experts, ResidentExperts) else None
 
         def matrices() -> Iterator[Matrix]:
@@ -89,7 +92,7 @@ def load_cuda(
         if embedding:
             embedding.load(step)
         if store:
-            store.load(step)
+            store.load(step, _READERS)
         place = buffers["inputs"][cuda_footprint.INPUT_ROWS :]
         table = _table(file, weights.by_name[HEAD], place, embedding, device)
         rope = _rope(file, config, buffers["rope"], device)
@@ -104,10 +107,20 @@ def load_cuda(
         run = CudaStep(device, ops, recorder, decoder, buffers, host, rows, experts, prompts)
         run.prepare(load.compiling)
         undo.pop_all()
-        if isinstance(experts, ResidentExperts):
-            experts.counts = type(experts.counts)()
+        if experts:
+            experts.forget()
         most = prompts.most if prompts else largest_call(plan, facts, len(buffers["x"]))
-        return LoadedModel(run, kv, experts, most)
+        notes = (*_unpinned(device), *moved_out(device, memory, buffers["piece"], host["pieces"]))
+        return LoadedModel(run, kv, experts, most, notes)
+
+
+def _unpinned(device: CudaDevice) -> tuple[str, ...]:
+    if not device.unpinned_bytes:
+        return ()
+    return (
+        f"{device.unpinned_bytes / (1 << 20):,.0f} MiB of experts stay in ordinary RAM: the system refused to page-lock"
+        " more. They are brought by the CPU, so answers are slower than planned (--pinned-budget plans for less).",
+    )
 
 
 def _carve(memory: PlannedMemory, line: str, specs: tuple[BufferSpec, ...]) -> dict[str, Any]:
@@ -176,19 +189,20 @@ def _experts(
     facts: ModelFacts,
     plan: AllocationPlan,
     memory: PlannedMemory,
-    parts: tuple[CudaDevice, CudaOps, Recorder, Uploader, dict[str, Any], dict[str, Any]],
+    parts: tuple[CudaDevice, CudaOps, Recorder, dict[str, Any], dict[str, Any]],
     load: LoadOptions,
 ) -> tuple[ExpertStore | None, ResidentExperts | CachedExperts | None]:
     if not facts.experts:
         return None, None
-    device, ops, recorder, uploader, buffers, host = parts
+    device, ops, recorder, buffers, host = parts
     pools = pools_of(memory, plan, facts)
     if plan.experts.slots == plan.experts.total:
         return None, ResidentExperts(ops, pools, facts)
-    store = ExpertStore(file, expert_tensors(facts), facts.experts, plan.experts, memory)
-    policies = [load.policy(facts.layers, facts.experts) for _ in pools]
-    caches = [
-        (pool, ExpertResidency(store, PoolSlots(device, uploader, pool), policy, layers=facts.layers))
-        for pool, policy in zip(pools, policies, strict=True)
-    ]
-    return store, CachedExperts(device, ops, recorder, caches, buffers, host)
+    types = {layer: pool.types for pool in pools for layer in pool.planned.layers}
+
+    def arrange(layer: int, part: int, raw: Bytes, out: Bytes) -> None:
+        lay_out(types[layer][part], raw, out)
+
+    store = ExpertStore(file, expert_tensors(facts), facts.experts, plan.experts, memory, arrange=arrange)
+    policy = load.device_policy
+    return store, CachedExperts(device, ops, recorder, pools, store, facts, buffers, host, policy, plan.threads)

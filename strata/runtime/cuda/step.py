@@ -36,11 +36,14 @@ class NotesExperts(Protocol):
 
     resident: bool
 
-    def note_step(self) -> None:
-        """Note a step of one token whose experts the host did not see."""
+    def copy_out(self, place: int) -> None:
+        """Launch, after a step, the copy of what the device has counted to a place in the host's ring."""
 
-    def note(self, ids: NDArray[np.int32]) -> None:
-        """Note `ids` [layers, T, K]."""
+    def note_step(self, place: int) -> None:
+        """Note a step of one token whose experts the host did not see, and whose counts are in `place` by now."""
+
+    def note(self, ids: NDArray[np.int32], place: int) -> None:
+        """Note `ids` [layers, T, K]; the counts are in `place`."""
 
 
 class CudaStep:
@@ -121,9 +124,11 @@ class CudaStep:
                 self._device.to_host(self._host_logits, self._logits)
             if self._ids is not None:
                 self._device.to_host(self._ids[1], self._ids[0])
+            if self._experts is not None:
+                self._experts.copy_out(0)
             self._device.wait()
         if self._experts is not None and self._ids is not None:
-            self._experts.note(self._ids[1][:, :count])
+            self._experts.note(self._ids[1][:, :count], 0)
         result: NDArray[np.float32] = self._host_logits[0]
         return result if logits else None
 
@@ -147,6 +152,8 @@ class CudaStep:
         with self._device.errors("run a token"), self._device.stream:
             self._run(1, logits=True, chooses=True)
             self._device.to_host(self._host_chosen[slot : slot + 1], self._chosen)
+            if self._experts is not None:
+                self._experts.copy_out(slot)
             return self._device.stream.record()
 
     def chosen(self, slot: int, event: Any) -> int:
@@ -154,7 +161,7 @@ class CudaStep:
         with self._device.errors("run a token"):
             event.synchronize()
         if self._experts is not None:
-            self._experts.note_step()
+            self._experts.note_step(slot)
         return int(self._host_chosen[slot])
 
     def close(self) -> None:

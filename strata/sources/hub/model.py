@@ -71,6 +71,11 @@ def hub_model(text: str, *, header_only: bool, progress: Progress) -> Path:
     return whole.path(chosen.path)
 
 
+def is_header(text: str, path: Path) -> bool:
+    """Say whether `path`, which `hub_model` gave for a name, is that of a header alone."""
+    return path.is_relative_to(store(HEADERS, parse_name(text).repo).folder)
+
+
 def _kept(repo: str, file: str, stores: tuple[Store, ...]) -> Path | None:
     """Find a model of which every file is here: in Strata's cache, else in the one that other tools share."""
     names = shard_names(file)

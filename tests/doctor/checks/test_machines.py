@@ -3,6 +3,7 @@
 import pytest
 
 from strata.doctor.checks.registry import CATALOGUE
+from strata.doctor.checks.symptoms import last_words
 from strata.doctor.findings import Status
 from tests.doctor.machines import FIXTURES, PROBLEMS, Case, cases, findings_of
 
@@ -96,3 +97,65 @@ def test_what_others_hold_is_judged_by_the_size_of_the_card(held_mib: int, told:
     used = (615 + held_mib) << 20
     machine = cases()["h200-measured"].machine({"nvml.value.gpus.0.vram_used_bytes": used})
     assert ("STR-VRAM-OTHERS" in [id for id, f in findings_of(machine).items() if f.status in PROBLEMS]) == told
+
+
+@pytest.mark.parametrize(
+    ("nodes", "status"),
+    [
+        ([(0, 64, 60), (1, 64, 60)], Status.WARN),
+        ([(0, None, 60), (1, None, 60)], Status.WARN),  # Windows gives what is free only
+        ([(0, None, 60)], Status.PASS),
+        ([(0, 64, 60), (1, 0, 0)], Status.PASS),  # processors only, as some accelerators have
+        ([(0, 64, 60), (1, None, None)], Status.UNKNOWN),
+    ],
+)
+def test_memory_nodes_as_each_system_shows_them(
+    nodes: list[tuple[int, int | None, int | None]], status: Status
+) -> None:
+    listed = [{"node": node, "total_bytes": total, "free_bytes": free} for node, total, free in nodes]
+    machine = cases()["h200-server"].machine({"host.value.numa_nodes": listed})
+    assert findings_of(machine)["STR-CPU-NUMA"].status is status
+
+
+def test_far_memory_is_no_matter_to_a_plan_that_keeps_every_expert_in_vram() -> None:
+    numa = cases()["dual-epyc-numa"].document["host"]["value"]["numa_nodes"]
+    case = cases()["8gb-card-no-room"]
+    plan = case.machine().plan
+    assert plan
+    spread = case.machine({"host.value.numa_nodes": numa, "plan.feasible": True})
+    assert findings_of(spread)["STR-CPU-NUMA"].status is Status.WARN
+    total = {"host.value.numa_nodes": numa, "plan.feasible": True, "plan.experts.slots": plan.experts.total}
+    assert findings_of(case.machine(total))["STR-CPU-NUMA"].status is Status.PASS
+
+
+@pytest.mark.parametrize(
+    ("rates", "status"),
+    [
+        ({"1": 14e9, "4": 52e9, "32": 41e9}, Status.WARN),
+        ({"1": 14e9, "4": 52e9, "32": 50e9}, Status.PASS),  # within what varies between two runs
+        ({"1": 14e9, "4": 52e9, "32": 68e9}, Status.PASS),
+        ({"32": 68e9}, Status.UNKNOWN),  # nothing to compare with
+        ({}, Status.UNKNOWN),
+    ],
+)
+def test_efficiency_cores_are_judged_by_what_was_measured(rates: dict[str, float], status: Status) -> None:
+    machine = cases()["hybrid-14900k"].machine({"speed.value.ram_read_bytes_per_s": rates})
+    assert findings_of(machine)["STR-CPU-HYBRID"].status is status
+
+
+@pytest.mark.parametrize(
+    ("stderr", "words"),
+    [
+        ("", []),
+        ("\n \n", []),
+        ("loading\nterminate called\n", ["terminate called"]),
+        (
+            "noise\nFatal Python error: Segmentation fault\n\nCurrent thread 0x7f (most recent call first):\n"
+            '  File "/x/cupy/__init__.py", line 2 in <module>\n  File "<frozen>", line 1 in run\n\n'
+            "Extension modules: numpy, msgspec (total: 2)\n",
+            ["Fatal Python error: Segmentation fault", 'File "/x/cupy/__init__.py", line 2 in <module>'],
+        ),
+    ],
+)
+def test_a_crash_is_told_in_its_own_words(stderr: str, words: list[str]) -> None:
+    assert last_words(stderr) == words

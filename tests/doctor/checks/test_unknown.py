@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from strata.doctor.checks.machine import GROUPS, Machine
 from strata.doctor.checks.registry import CATALOGUE
+from strata.doctor.diagnose import diagnose
 from strata.doctor.facts import Probe, ProbeError, ProbeStatus
 from strata.doctor.findings import Status
+from strata.doctor.markdown import plain_text
 from tests.doctor.machines import PROBLEMS, cases, findings_of
 
 ABSURD: dict[type, list[Any]] = {
@@ -58,8 +60,9 @@ def absurd_machines(draw: st.DrawFn) -> Machine:
 @settings(max_examples=150, deadline=None)
 @given(absurd_machines())
 def test_no_fact_makes_a_check_raise(machine: Machine) -> None:
-    crashed = [f for f in findings_of(machine).values() if f.status is Status.CRASHED]
-    assert crashed == []
+    report = diagnose(machine.facts, model=machine.model, plan=machine.plan, options=machine.options)
+    assert [f for f in report.findings if f.status is Status.CRASHED] == []
+    assert plain_text(report)
 
 
 def forget(draw: st.DrawFn, value: Any) -> Any:

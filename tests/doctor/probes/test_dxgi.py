@@ -115,3 +115,24 @@ def test_facts_leave_the_software_renderer_out() -> None:
     assert (nvidia.vendor, nvidia.pci_id, nvidia.displays, nvidia.budget_bytes) == ("NVIDIA", "10de:2d04", 0, 15 * GIB)
     assert (intel.vendor, intel.displays, intel.budget_bytes) == ("Intel", 1, None)
     assert "budget_bytes" in intel.unknown
+    assert (nvidia.integrated, intel.integrated) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "dedicated", "integrated"),
+    [
+        (0x8086, 128 << 20, True),
+        (0x8086, 8 * GIB, False),  # Arc
+        (0x1002, 512 << 20, True),
+        (0x1002, 16 * GIB, None),  # a card, or a processor's graphics that much was set aside for
+        (0x10DE, 16 * GIB, False),
+        (0x10DE, 0, None),
+        (0x1AF4, 0, None),
+    ],
+)
+def test_graphics_of_the_processor_are_known_by_the_memory_set_aside(
+    vendor: int, dedicated: int, integrated: bool | None
+) -> None:
+    (found,) = adapter_facts([Adapter("x", vendor, 1, dedicated, False, 1, None)]).adapters
+    assert found.integrated is integrated
+    assert ("integrated" in found.unknown) == (integrated is None)

@@ -19,6 +19,7 @@ from strata.doctor.probes.windows import (
     page_file_managed,
     relations,
 )
+from tests.doctor.machines import cases
 
 GIB = 1 << 30
 
@@ -53,6 +54,9 @@ class FakeSystem:
 
     def memory(self) -> MemoryStatus:
         return MemoryStatus(64 * GIB, 40 * GIB, 72 * GIB, 30 * GIB)
+
+    def page_file_free_bytes(self) -> int:
+        return 6 * GIB
 
     def registry(self, key: str, name: str) -> Any:
         return self.values[name]
@@ -90,6 +94,7 @@ def test_a_whole_pc() -> None:
     assert (facts.os, facts.os_release, facts.kernel) == ("windows", "Windows 11 Pro 25H2 build 26200", "10.0.26200")
     assert (facts.ram_total_bytes, facts.ram_available_bytes) == (64 * GIB, 40 * GIB)
     assert (facts.commit_limit_bytes, facts.commit_used_bytes, facts.swap_total_bytes) == (72 * GIB, 42 * GIB, 8 * GIB)
+    assert facts.swap_free_bytes == 6 * GIB
     assert facts.page_file_managed is False
     assert (facts.cpu_physical, facts.cpu_performance, facts.cpu_efficiency) == (14, 12, 8)
     assert facts.cpu_model == "Intel(R) Core(TM) i5-14600K"
@@ -98,6 +103,23 @@ def test_a_whole_pc() -> None:
     assert (facts.cpu_priority, facts.io_priority, facts.huge_page_bytes) == ("low", "low", 2 << 20)
     assert facts.memlock_limit_bytes is None
     assert facts.unknown["memlock_limit_bytes"] == "Windows has no such thing"
+
+
+def test_recorded_machines_with_windows_know_what_the_probes_give_and_nothing_else() -> None:
+    given = collect(FakeSystem())
+    before = {"python", "machine", "cpu_usable", "cpu_logical"}  # taken on every system alike
+    never = set(given.unknown) - before
+    machines = {n: c.machine().facts for n, c in cases().items() if c.document["host"]["value"]["os"] == "windows"}
+    assert len(machines) >= 12
+    for name, facts in machines.items():
+        host = facts.host.value
+        assert host
+        known = {n for n in HostFacts.__struct_fields__ if getattr(host, n) not in (None, {}, ())}
+        assert known & never == set(), name
+        assert set(host.unknown) >= never, name
+        assert all(node.total_bytes is None for node in host.numa_nodes or ()), name
+        for adapter in facts.adapters.value.adapters if facts.adapters.value else ():
+            assert (adapter.pci_bus_id, adapter.driver, adapter.boot_display) == (None, None, None), name
 
 
 def test_refused_answers_are_unknown_and_the_rest_goes_on() -> None:

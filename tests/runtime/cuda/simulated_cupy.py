@@ -44,13 +44,16 @@ class DeviceArray(np.ndarray):
 class Runtime:
     """The calls of cupy.cuda.runtime that are used; `blocks` and `pinned` are what is held."""
 
-    memcpyHostToDevice, memcpyDeviceToHost, is_hip = 1, 2, False
+    memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice, is_hip = 1, 2, 3, False
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.blocks: dict[int, np.ndarray] = {}
         self.pinned: dict[int, int] = {}
         self.refuse_pinning = False
+        self.most_pinned: int | None = None
+        self.copied: list[tuple[int, int]] = []  # kind and source of each copy
+        self.moved_out: set[int] = set()  # first bytes of device memory that really lies behind the link
 
     def getDeviceCount(self) -> int:
         return 1
@@ -72,10 +75,13 @@ class Runtime:
         ctypes.memset(pointer, value, nbytes)
 
     def memcpyAsync(self, to: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        self.copied.append((kind, source))
         ctypes.memmove(to, source, nbytes)
 
     def hostRegister(self, pointer: int, nbytes: int, flags: int) -> None:
-        if self.refuse_pinning:
+        if self.refuse_pinning or (
+            self.most_pinned is not None and sum(self.pinned.values()) + nbytes > self.most_pinned
+        ):
             raise CUDARuntimeError(1, "cudaErrorInvalidValue: invalid argument")
         self.pinned[pointer] = nbytes
 
@@ -83,7 +89,14 @@ class Runtime:
         del self.pinned[pointer]
 
     def pointerGetAttributes(self, pointer: int) -> Any:
-        return SimpleNamespace(devicePointer=pointer)
+        locked = any(start <= pointer < start + nbytes for start, nbytes in self.pinned.items())
+        return SimpleNamespace(devicePointer=pointer if locked else 0)
+
+    def elapsed(self, started: Any, ended: Any) -> float:
+        """Milliseconds of the last copy: 10 GB/s over the link, 100 within the device."""
+        kind, source = self.copied[-1]
+        block = max((start for start in self.blocks if start <= source), default=0)
+        return 0.4 if kind == self.memcpyHostToDevice or block in self.moved_out else 0.04
 
 
 class Stream:
@@ -141,6 +154,7 @@ def simulated_cuda(monkeypatch: pytest.MonkeyPatch, capacity: int) -> Iterator[R
         get_allocator=lambda: None,
         set_allocator=lambda allocator: None,
         get_current_stream=lambda: stream,
+        get_elapsed_time=runtime.elapsed,
     )
     with monkeypatch.context() as patch:
         for name in list(sys.modules):

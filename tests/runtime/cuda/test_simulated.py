@@ -68,10 +68,10 @@ def test_memory_is_taken_by_the_plan_and_given_back(name: str, slots: int | None
         assert held(cuda) == (0, 0)
 
 
-@pytest.mark.parametrize(("slots", "graphs"), [(None, 1), (2, 3)])
-def test_graphs_of_a_token(slots: int | None, graphs: int, file: GGUFFile, cuda: Runtime) -> None:
-    """One with all experts in VRAM; else one more than there are layers, of which the model has two."""
-    with Engine.load(file, planned(file, expert_cache=slots)) as engine:
+@pytest.mark.parametrize(("slots", "pinned", "graphs"), [(None, None, 1), (2, None, 1), (2, 0, 3)])
+def test_graphs_of_a_token(slots: int | None, pinned: int | None, graphs: int, file: GGUFFile, cuda: Runtime) -> None:
+    """One where the device can read all experts; else one more than there are layers, of which the model has two."""
+    with Engine.load(file, planned(file, expert_cache=slots, pinned_budget_bytes=pinned)) as engine:
         step: Any = engine._model.step
         for token in range(4):
             before = step.launches
