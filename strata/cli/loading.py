@@ -42,13 +42,25 @@ def plan_to_run(
     chosen = options.device, options.gpu, options.vram_budget_bytes, options.vram_reserve_bytes
     if saved is not None or plan.device.backend != "cuda" or chosen != ("auto", None, None, None):
         return plan, notes
-    found = why_not(model.file, model.facts, plan.kv)
+    found = why_not(model.file, model.facts, plan.kv, _shared_memory(facts, plan))
     if found is None and plan.shortfall is not None:
         found = plan.shortfall.sentence.removesuffix(".")
     if found is None:
         return plan, notes
     on_cpu, _ = make_or_load_plan(model.facts, facts, msgspec.structs.replace(options, device="cpu"))
     return (on_cpu, (f"This runs on the CPU: {found}.",)) if on_cpu.feasible else (plan, notes)
+
+
+def _shared_memory(facts: Facts, plan: AllocationPlan) -> int | None:
+    """Return the shared memory of a block on the plan's GPU, where its compute capability is known."""
+    from strata.doctor.gpus import gpus
+    from strata.kernels.cuda_layout import SHARED_MEMORY
+
+    for gpu in gpus(facts):
+        if gpu.uuid == plan.device.id:
+            known = (gpu.cuda and gpu.cuda.compute_capability) or (gpu.nvml and gpu.nvml.compute_capability)
+            return SHARED_MEMORY.get(known or "")
+    return None
 
 
 def show_plan(plan: AllocationPlan) -> None:
@@ -166,6 +178,7 @@ def _load_in_ram(model: OpenModel, plan: AllocationPlan, log: RunLog, *, quiet: 
 def load_once(model: OpenModel, plan: AllocationPlan, log: RunLog, **memory: Any) -> Engine:
     """Load by a plan and show how far it is; `memory` is what `Engine.load` takes of a simulated one."""
     from strata.runtime.engine import Engine
+    from strata.runtime.profile import profile_file
 
     with steps() as progress:
         engine = Engine.load(
@@ -174,6 +187,7 @@ def load_once(model: OpenModel, plan: AllocationPlan, log: RunLog, **memory: Any
             progress=lambda done, total: progress("loading", done, total),
             compiling=lambda done, total: progress(f"making kernels ready, {done} of {total}", None, None),
             log=log.event,
+            profile=profile_file(plan.model.header_sha256),
             **memory,
         )
     for note in engine.notes:

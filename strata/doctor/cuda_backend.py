@@ -29,7 +29,7 @@ DEVICE_STEP = 2 * MIB  # the driver maps device memory in pieces of 2 MiB
 CONTEXT = 512 * MIB
 MODULES = 64 * MIB  # every kernel of this backend, loaded eagerly
 GRAPHS = 64 * MIB  # captured graphs and what libraries keep
-_MORE = 16 * MIB  # of either than a run took
+_MORE = 32 * MIB  # of either than a run took: with experts in pageable RAM a shape is a graph for each layer
 # In RAM: the interpreter, CuPy, the CUDA libraries' host side, and a tokenizer (see the numpy backend's figure).
 PROCESS = 768 * MIB
 PROCESS_PER_TOKEN = 1024
@@ -51,6 +51,7 @@ _USUAL_LANES = 128
 # fitted to prompts read at 8,655 tokens/s by an H200 and 2,000 to 2,600 by an RTX 3090, each 3e9 weights a token.
 _WEIGHTS_PER_ROOT_TFLOPS = 1.25e12
 
+_PROMPT_LAYER_S = 0.5e-3  # 16 kernels launched one by one: 19 to 31 ms for 48 layers, measured
 
 _PROMPT_CHUNKS = (
     2048,
@@ -286,6 +287,7 @@ def _speeds(facts: Facts, gpu: Gpu) -> Speeds:
         call_tokens=cuda_footprint.CALL_TOKENS,
         products=_lanes(gpu, card) / _INSTRUCTIONS_PER_WEIGHT,
         layer_s=_LAYER_S,
+        prompt_layer_s=_PROMPT_LAYER_S,
         call_s=_CALL_S,
         look_s=_LOOK_S,
         efficiency=_EFFICIENCY,

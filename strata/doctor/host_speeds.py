@@ -8,6 +8,9 @@ _RAM_BYTES_PER_S = 20e9  # two memory channels of a desktop
 _FILE_BYTES_PER_S = 0.5e9  # a SATA disk
 
 
+MOST_THREADS = 4096  # more than any machine has cores
+
+
 def host_threads(facts: Facts) -> tuple[int, tuple[str, ...]]:
     """Return how many threads compute, one a physical core and no more than this process may use, and notes."""
     host = facts.host.value or HostFacts()
@@ -16,7 +19,7 @@ def host_threads(facts: Facts) -> tuple[int, tuple[str, ...]]:
         known.append(max(1, int(host.cgroup_cpus)))
     if not known:
         return 1, ("The number of cores is unknown: one thread computes.",)
-    return min(known), ()
+    return min(*known, MOST_THREADS), ()
 
 
 def ram_speed(facts: Facts) -> tuple[float, str]:

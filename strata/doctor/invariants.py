@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from strata.doctor.budgets import tier_names
+from strata.doctor.host_speeds import MOST_THREADS
 from strata.doctor.plan import AllocationPlan, Budget, SharedBudget, Tier
 from strata.doctor.units import size
 
@@ -42,7 +43,7 @@ def _broken(plan: AllocationPlan) -> Iterator[str]:
             yield f'the line "{line.id}" lies in {names[line.tier]}, which has no budget'
     if not 1 <= plan.chunk <= plan.context:
         yield f"prompts of {plan.chunk} tokens at a time do not go with a context of {plan.context}"
-    if plan.threads < 1:
+    if not 1 <= plan.threads <= MOST_THREADS:
         yield f"{plan.threads} threads cannot compute"
     e = plan.experts
     if e.pinned + e.pageable + e.file != e.total or min(e.pinned, e.pageable, e.file) < 0:

@@ -108,6 +108,21 @@ class Tile:
         return f"Tile<{self.type},{self.warps},{self.depth},{str(self.whole).lower()}>"
 
 
+# Shared memory that a block can ask for, bytes, by compute capability (CUDA C++ Programming Guide).
+SHARED_MEMORY = {
+    **dict.fromkeys(("7.5",), 64 << 10),
+    **dict.fromkeys(("8.0", "8.7"), 163 << 10),
+    **dict.fromkeys(("8.6", "8.9", "12.0", "12.1"), 99 << 10),
+    **dict.fromkeys(("9.0", "10.0", "10.1", "10.3", "11.0"), 227 << 10),
+}
+
+
+def staged_bytes(columns: int, tokens: int) -> int:
+    """Return the bytes of shared memory that the rows of `tokens` take in a block (``staged`` in cuda/gemv.cuh)."""
+    padded = columns + columns // 128 * 36 + (columns & 64) // 4
+    return 4 * tokens * (padded + 2 * -(-columns // 16))
+
+
 def row_bytes(type_: str, columns: int) -> int:
     """Return the bytes of a row of `columns`."""
     layout = LAYOUTS[type_]

@@ -14,7 +14,7 @@ from typing import Any
 import cupy
 
 from strata.kernels.compile import Kernel, compile_kernels
-from strata.kernels.cuda_layout import ATTENTION_SPLITS, LAYOUTS, SAMPLE_STRETCH, Tile
+from strata.kernels.cuda_layout import ATTENTION_SPLITS, LAYOUTS, SAMPLE_STRETCH, Tile, staged_bytes
 from strata.kernels.launch import Argument, LoadedKernel
 from strata.kernels.ops import Array, KvLayer, Rope, RopeStyle
 from strata.kernels.residency import MOST_ASKED, Pool, Tables
@@ -329,7 +329,7 @@ class CudaOps:
             _ROUTE_THREADS,
             *(router.data, x, norm, eps, embedding, tokens, hidden, self._scratch["logits"], self._scratch["counters"]),
             choice,
-            shared=_staged(embedding, together),
+            shared=staged_bytes(embedding, together),
         )
 
     def make_ready(self, tables: Tables, pool: Pool, layer: int, ids: Array, slots: Array) -> None:
@@ -351,10 +351,19 @@ class CudaOps:
             shared=kept if fits else 4 * -(-len(pool.owner) // 32),
         )
 
-    def experts_add(self, hidden: Array, pool: CudaSlots, slots: Array, weights: Array, residual: Array) -> None:
+    def experts_add(
+        self,
+        hidden: Array,
+        pool: CudaSlots,
+        slots: Array,
+        weights: Array,
+        residual: Array,
+        readied: tuple[Array, Array] | None = None,
+    ) -> None:
         """Add the weighted experts: ``residual[t] += sum over ranks of weights[t, r] * down(silu(gate) * up)``.
 
-        hidden and residual [T, E], slots int32 and weights float32 [T, K]; the sum is in rank order.
+        hidden and residual [T, E], slots int32 and weights float32 [T, K]; the sum is in rank order. Right after
+        `make_ready`, `readied` are its ids and the layer's part of its `slot_of`: what is there need not wait for it.
         """
         tokens, embedding = hidden.shape
         top_k = slots.shape[1]
@@ -363,6 +372,7 @@ class CudaOps:
         structure = _Pool(pool.data.data.ptr, pool.stride, pool.gate, pool.up, pool.down)
         if pool.gate_type != pool.up_type:
             raise ValueError(f"gate is {pool.gate_type} and up {pool.up_type}")
+        ids, slot_of = readied or (None, None)
         tile = Tile.of(pool.gate_type, embedding)
         teams = max(1, _GATE_UP_WARPS // tile.warps)
         self._launch(
@@ -370,8 +380,8 @@ class CudaOps:
             f"expert_gate_up<{tile},{teams}>",
             (-(-width // (8 * teams)), tokens * top_k),
             teams * tile.warps * _WARP,
-            *(structure, slots, hidden, activation, embedding, width, top_k),
-            shared=_staged(embedding, 1),
+            *(structure, slots, slot_of, ids, hidden, activation, embedding, width, top_k),
+            shared=staged_bytes(embedding, 1),
         )
         tile = Tile.of(pool.down_type, width, most_warps=max(1, min(16, _DOWN_WARPS // top_k)))
         threads = top_k * tile.warps * _WARP
@@ -381,7 +391,7 @@ class CudaOps:
             (-(-embedding // _TILE_ROWS), tokens),
             threads,
             *(structure, slots, weights, activation, residual, embedding, width, top_k),
-            shared=_staged(top_k * width, 1) + 4 * top_k * tile.warps * _TILE_ROWS,
+            shared=staged_bytes(top_k * width, 1) + 4 * top_k * tile.warps * _TILE_ROWS,
         )
 
     def launch(
@@ -424,13 +434,13 @@ class CudaOps:
             (segments.blocks, -(-tokens // together)),
             threads,
             *(segments, x, norm, eps, scale, columns, tokens),
-            shared=_staged(columns, together),
+            shared=staged_bytes(columns, together),
         )
 
     def _together(self, tokens: int, columns: int) -> int:
         """Return how many tokens' activations one block stages."""
         together = min(tokens, _TOKENS)
-        while together > 1 and _staged(columns, together) > self._shared_limit:
+        while together > 1 and staged_bytes(columns, together) > self._shared_limit:
             together -= 1
         return together
 
@@ -491,12 +501,6 @@ def heads_together(heads: int, groups: int, size: int) -> int:
     """Return how many query heads of a KV head one block of attention takes: a divisor, 1024 floats at most."""
     each = heads // groups
     return next(r for r in range(min(8, each, 1024 // size), 0, -1) if each % r == 0)
-
-
-def _staged(columns: int, tokens: int) -> int:
-    """Bytes of shared memory that `tokens` staged rows take (``staged`` in cuda/gemv.cuh)."""
-    padded = columns + columns // 128 * 36 + (columns & 64) // 4
-    return 4 * tokens * (padded + 2 * -(-columns // 16))
 
 
 def _pointer(array: Array | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -12,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.doctor.plan import AllocationPlan
-from strata.errors import PlanInfeasible, PlanMismatch, UsageError
+from strata.errors import DeviceFailed, PlanInfeasible, PlanMismatch, UsageError
 from strata.gguf.reader import GGUFFile
+from strata.kernels.residency import Policy
 from strata.runtime.expert_cache import CacheCounts
 from strata.runtime.generation import Generation, PrefillProgress, Sampler
 from strata.runtime.loader import (
@@ -32,6 +34,7 @@ from strata.runtime.memory import PlannedMemory, Taker, allocation_event
 from strata.runtime.models import load_config
 from strata.runtime.policies import FrequencyOverAge
 from strata.runtime.process_memory import MemoryReport, anonymous_bytes
+from strata.runtime.profile import write_profile
 from strata.runtime.sampler import SamplerOptions
 
 _STEPS_A_LOOK = 64  # at the process's memory
@@ -65,8 +68,10 @@ class Engine:
         log: EventLog,
         loading: LoadFigures,
         held: Callable[[], int] = anonymous_bytes,
+        profile: Path | None = None,
     ) -> None:
         self.plan = plan
+        self._profile = profile
         self.log = log
         self._model = model
         self._memory = memory
@@ -87,6 +92,8 @@ class Engine:
         take: Taker | None = None,
         held: Callable[[], int] = anonymous_bytes,
         policy: MakePolicy = FrequencyOverAge,
+        device_policy: Policy = Policy.FREQUENCY_OVER_AGE,
+        profile: Path | None = None,
     ) -> Self:
         """Take every line of the plan, then read the model. Whatever goes wrong, nothing stays allocated.
 
@@ -105,6 +112,10 @@ class Engine:
             Bytes that this process holds, however the plan's memories are counted.
         policy : MakePolicy
             Which expert leaves the cache.
+        device_policy : Policy
+            The same where a device sees to it by itself.
+        profile : Path, optional
+            What earlier runs asked for (`strata.runtime.profile`); `close` adds what this one did.
 
         Raises
         ------
@@ -130,9 +141,11 @@ class Engine:
                 )
             )
             reading, building = Timed(progress), Timed(compiling)
-            model = backend.load(file, config, plan, memory, LoadOptions(policy, reading, building))
+            model = backend.load(
+                file, config, plan, memory, LoadOptions(policy, reading, building, device_policy, profile)
+            )
             loading = LoadFigures(reading.done, reading.seconds, building.done, building.seconds)
-            engine = cls(model, plan, memory, backend, log, loading, held)
+            engine = cls(model, plan, memory, backend, log, loading, held, profile)
             log("loaded", memory=engine.memory_report(), loading=loading, notes=model.notes)
             undo.pop_all()
         return engine
@@ -276,9 +289,20 @@ class Engine:
 
     def close(self) -> None:
         """Free everything. The engine cannot be used after it."""
+        self._keep_profile()
         self._model.step.close()
         self._memory.free()
         self._backend.__exit__(None, None, None)
+
+    def _keep_profile(self) -> None:
+        if self._profile is None or self._model.experts is None:
+            return
+        try:
+            uses = self._model.experts.uses()
+        except DeviceFailed:  # a device that is lost has told of it, and its counts are lost, too
+            return
+        if uses is not None:
+            write_profile(self._profile, uses)
 
 
 def _check_plan(plan: AllocationPlan, header_sha256: str) -> None:

@@ -100,6 +100,9 @@ class ExpertResidency:
         self._slot_of: Keys = np.full(layers * store.experts, EMPTY)
         self._key_in: Keys = np.full(slots.count, EMPTY)
 
+    def uses(self) -> None:
+        """See `strata.runtime.loader.CountsExperts`: a policy keeps its own counts."""
+
     def ready(self, layer: int, experts: Keys) -> Keys:
         """Return the slots of distinct `experts`, no more than there are slots, filling those that are missing."""
         keys, resident = self._ask(layer, experts)

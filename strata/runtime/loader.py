@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -71,6 +72,8 @@ class LoadOptions:
         Which expert leaves the cache.
     device_policy : Policy
         The same where a device sees to it by itself.
+    profile : Path, optional
+        Of `strata.runtime.profile`: what was asked for in earlier runs.
     progress : LoadProgress
     compiling : CompileProgress
         Told only where kernels are compiled.
@@ -80,6 +83,7 @@ class LoadOptions:
     progress: LoadProgress
     compiling: CompileProgress
     device_policy: Policy = Policy.FREQUENCY_OVER_AGE
+    profile: Path | None = None
 
     def counted(self, to_read: int) -> Count:
         """Return what is told of each step of reading `to_read` bytes."""
@@ -130,6 +134,9 @@ class CountsExperts(Protocol):
     @property
     def seen(self) -> NDArray[np.bool_]:
         """For each expert whether it was asked for; the caller may clear it."""
+
+    def uses(self) -> NDArray[np.uint32] | None:
+        """How often each was asked for, [layers, experts], this run and those of its profile; None if not counted."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class Kind(StrEnum):
     HEADER = "header"  # the first megabytes of a model, to plan by
     UNFINISHED = "unfinished"  # a fetch that the same command would continue
     KERNELS = "kernels"  # compiled for a GPU, compiled again when missing
+    PROFILES = "profiles"  # how often experts were asked for, counted again when missing
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Kept:
     Attributes
     ----------
     name : str
-        What to type as MODEL; of compiled kernels, ``kernels``.
+        What to type as MODEL; of compiled kernels, ``kernels``, of what is known of experts, ``profiles``.
     kind : Kind
     nbytes : int
         Of all its files.
@@ -51,7 +52,7 @@ class Kept:
 def kept() -> list[Kept]:
     """List what Strata keeps in the cache, by name."""
     root = cache_folder()
-    found = [*_demo(root), *_kernels(root / "kernels")]
+    found = [*_demo(root), *_kernels(root / "kernels"), *_profiles(root / "profiles")]
     for folder, kind in ((MODELS, Kind.MODEL), (HEADERS, Kind.HEADER)):
         for repo in sorted(path for path in root.glob(f"{folder}/*/*") if path.is_dir()):
             found += _of_repository(Store(repo), kind)
@@ -103,6 +104,12 @@ def _kernels(folder: Path) -> Iterator[Kept]:
     paths = tuple(sorted((*folder.glob("*.kernel"), *folder.glob("*.overhead"))))  # the latter: what kernels took
     if paths:
         yield Kept("kernels", Kind.KERNELS, _bytes(paths), paths)
+
+
+def _profiles(folder: Path) -> Iterator[Kept]:
+    paths = tuple(sorted(folder.glob("*.npy")))
+    if paths:
+        yield Kept("profiles", Kind.PROFILES, _bytes(paths), paths)
 
 
 def _of_repository(store: Store, kind: Kind) -> Iterator[Kept]:

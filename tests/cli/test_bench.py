@@ -106,3 +106,28 @@ def test_misses_are_those_of_one_repetition() -> None:
     )
     assert once == twice
     assert once[0] < none[0]
+
+
+# Measured on H200s with fewer slots than experts, docs/benchmarks.md: slots, GiB page-locked, misses a token, tokens/s.
+@pytest.mark.parametrize(
+    ("slots", "pinned_gib", "test", "tokens", "misses", "per_s"),
+    [
+        (2203, 24, "decode", 128, 0.56, 410.9),
+        (2203, 1, "decode", 128, 0.85, 297.3),
+        (3607, 24, "decode", 128, 0.0, 415.0),
+        (480, 24, "decode", 128, 39.3, 1000 / 5.05),
+        (64, 24, "decode", 128, 333, 1000 / 23.04),
+        (2203, 24, "prompt", 512, 2.07, 741.5),  # misses by the rate of filling, 3.06 MB each
+        (2203, 1, "prompt", 512, 2.1, 419.6),
+        (3607, 24, "prompt", 512, 0.99, 789.2),
+    ],
+)
+def test_what_was_measured_with_misses_lies_in_what_was_expected(
+    slots: int, pinned_gib: int, test: str, tokens: int, misses: float, per_s: float
+) -> None:
+    options = PlanOptions(device="cuda", max_context=640, expert_cache=slots, pinned_budget_bytes=pinned_gib << 30)
+    plan = make_plan(H200, Q3_30B, options)
+    assert (plan.experts.pinned == plan.experts.total) == (pinned_gib == 24)
+    depth = 128 if test == "decode" else 0
+    result = measured(test, tokens, depth, per_s, round(2 * misses * tokens))
+    assert is_inside(result, expected_of_result(H200, Q3_30B, plan, result))

@@ -122,6 +122,7 @@ def memory(plan: AllocationPlan, which: str, **changes: object) -> AllocationPla
         (lambda p: msgspec.structs.replace(p, chunk=4000), "workspace"),
         (lambda p: msgspec.structs.replace(p, threads=64), "context"),
         (lambda p: msgspec.structs.replace(p, threads=0), "0 threads cannot compute"),
+        (lambda p: msgspec.structs.replace(p, threads=1 << 21), "2097152 threads cannot compute"),
         (lambda p: msgspec.structs.replace(p, threads=-1), "-1 threads cannot compute"),
         (lambda p: msgspec.structs.replace(p, kv="int8"), "cannot be int8"),
         (

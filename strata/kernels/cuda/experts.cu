@@ -5,19 +5,35 @@ struct ExpertPool {  // slot s of a layer lies at base + s * stride, its matrice
   u64 stride, gate, up, down;
 };
 
+// Where an expert lies, or -1: the slots of those that are missing are written when their bytes are there.
+__device__ __forceinline__ int there(const int* slot_of) {
+  int slot;
+#if __CUDA_ARCH__ >= 700
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(slot) : "l"(slot_of) : "memory");
+#else
+  slot = __ldcg(slot_of);
+#endif
+  return slot;
+}
+
 // activation[t, r, f] = silu(gate h_t) * (up h_t) of the expert in slots[t, r]; gate and up are of one type. A
-// team's tile is 8 rows of gate and the same of up; kTeams teams a block. Grid: (row blocks, tokens * top_k).
+// team's tile is 8 rows of gate and the same of up; kTeams teams a block. With `slot_of` [experts], which make_ready in
+// front of this kernel keeps, a block whose expert is there does not wait for it. Grid: (row blocks, tokens * top_k).
 template <class T, int kTeams>
 __global__ void __launch_bounds__(T::kWarps * kTeams * kWarp, (T::Block::kLean ? 1024 : 768) / (T::kWarps * kTeams * kWarp))
-    expert_gate_up(const ExpertPool pool, const int* slots, const float* hidden, float* activation, int e, int f,
-                   int top_k) {
+    expert_gate_up(const ExpertPool pool, const int* slots, const int* slot_of, const int* ids, const float* hidden,
+                   float* activation, int e, int f, int top_k) {
   extern __shared__ float4 shared[];
   __shared__ float parts[kTeams][T::kWarps][kTileRows];
   using B = typename T::Block;
-  wait_for_previous();
-  let_next_start();  // only now, so that expert_down may use what was complete before this kernel
   int pair = blockIdx.y, team = threadIdx.x / kWarp / T::kWarps, member = threadIdx.x / kWarp % T::kWarps;
-  const u8* slot = pool.base + pool.stride * (u64)slots[pair];
+  int where = slot_of ? there(slot_of + __ldcg(ids + pair)) : -1;
+  if (where < 0) {
+    wait_for_previous();
+    if (!slot_of) let_next_start();
+    where = __ldcg(slots + pair);
+  }
+  const u8* slot = pool.base + pool.stride * (u64)where;
   int first = (blockIdx.x * kTeams + team) * 8, at = min(first + (int)threadIdx.x % kWarp / 4, f - 1);
   int row[2] = {at, at}, units = e / B::kUnit;  // a row past the end repeats the last one
   const u8* w[2] = {slot + pool.gate, slot + pool.up};
@@ -26,6 +42,10 @@ __global__ void __launch_bounds__(T::kWarps * kTeams * kWarp, (T::Block::kLean ?
   rows.load(w, blocks, row, units, member);
   Staged s = staged((float*)shared, e, 1);
   stage<B::kCoded, 1>(s, hidden + (size_t)(pair / top_k) * e, 1, e, nullptr, nullptr);
+  if (slot_of) {
+    wait_for_previous();
+    let_next_start();  // only now, so that expert_down may use what was complete before this kernel
+  }
   __syncthreads();
   float acc[2][1] = {};
   rows.dot(w, blocks, row, units, member, s, acc);

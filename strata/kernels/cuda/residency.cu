@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(kReadyThreads) make_ready(const Residency r, c
   __shared__ u64 best[2][kReadyThreads / kWarp];
   __shared__ int misses, filled;
   int thread = threadIdx.x, lane = thread % kWarp;
-  let_next_start();
   wait_for_previous();
+  let_next_start();  // only now, so that expert_gate_up may use what the router wrote
   if (tokens == 1 && all_there(r, ids, asked, slots)) return;
 #pragma unroll 8
   for (int s = thread; s < (kKept ? r.slots : (r.slots + 31) / 32); s += kReadyThreads) kept[s] = kKept ? worth_of(r, s) : 0;

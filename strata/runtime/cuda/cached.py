@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from strata.doctor.plan import Tier
 from strata.gguf.model_facts import ModelFacts
+from strata.gguf.reader import GGUFFile
 from strata.kernels.cuda_ops import CudaOps
 from strata.kernels.ops import Array
 from strata.kernels.residency import COUNTS, EMPTY, Policy, Pool, Tables
@@ -23,8 +24,10 @@ from strata.runtime.cuda.carry import Carrier
 from strata.runtime.cuda.device import CudaDevice
 from strata.runtime.cuda.experts import SlotPool
 from strata.runtime.cuda.graph import Recorder
+from strata.runtime.cuda.upload import Matrix
 from strata.runtime.expert_cache import CacheCounts
 from strata.runtime.expert_store import ExpertStore
+from strata.runtime.profile import hottest_first
 
 _WORD = 16  # bytes of the widest copy
 
@@ -47,6 +50,8 @@ class CachedExperts:
     policy : Policy
     threads : int
         That copy what the device cannot read.
+    uses : NDArray[np.uint32], shape (layers, experts), optional
+        Of earlier runs: the slots are given to the most used, whose bytes are those of `matrices`.
 
     Attributes
     ----------
@@ -68,6 +73,7 @@ class CachedExperts:
         host: Mapping[str, NDArray[Any]],
         policy: Policy,
         threads: int,
+        uses: NDArray[np.uint32] | None = None,
     ) -> None:
         self._device, self._ops, self._recorder, self._store = device, ops, recorder, store
         self._layers = {layer: pool for pool in pools for layer in pool.planned.layers}
@@ -81,10 +87,18 @@ class CachedExperts:
         if not self._reads_wanted:  # the device writes it where the host reads it
             tables["wanted"] = device.mapped(host["wanted"])
         self._tables = Tables(**tables, experts=facts.experts, policy=policy)
+        self._first = [first_in(pool, uses, facts.experts) for pool in pools]
+        slot_of, owner_of = (np.full(sources.size, EMPTY, np.int32) for _ in range(2))
+        start = 0
+        for pool, keys in zip(pools, self._first, strict=True):
+            slot_of[keys] = np.arange(len(keys))
+            owner_of[start : start + len(keys)] = keys
+            start += pool.planned.slots
         owners = buffers["tables.owner"]
-        empty = np.full(sources.size, EMPTY, np.int32)
-        for table, values in ((tables["slot_of"], empty), (owners, empty), (tables["source"], sources)):
+        for table, values in ((tables["slot_of"], slot_of), (owners, owner_of), (tables["source"], sources)):
             device.to_device(table, values)
+        if uses is not None:
+            device.to_device(tables["use"], np.stack([np.zeros_like(uses), uses], axis=-1).reshape(-1, 2))
         device.wait()
         self._pools: dict[int, Pool] = {}
         for pool in pools:
@@ -106,7 +120,29 @@ class CachedExperts:
         self._ops.make_ready(self._tables, self._pools[layer], layer, ids, slots)
         if not self.resident:
             self._recorder.host(partial(self._bring, layer))
-        self._ops.experts_add(hidden, self._of_pool[layer], slots, weights, residual)
+        readied = ids, self._tables.slot_of[layer * self._tables.experts :]
+        self._ops.experts_add(hidden, self._of_pool[layer], slots, weights, residual, readied)
+
+    @property
+    def first_bytes(self) -> int:
+        """Bytes of `matrices`."""
+        return sum(len(keys) * self._layers[keys[0] // self._tables.experts].nbytes for keys in self._first if keys)
+
+    def matrices(self, file: GGUFFile, tensors: Mapping[int, tuple[str, str, str]]) -> Iterator[Matrix]:
+        """Yield the matrices of the experts that start in slots, with their places."""
+        for keys in self._first:
+            for slot, key in enumerate(keys):
+                layer, expert = divmod(key, self._tables.experts)
+                raws = [file.raw(name).reshape(self._tables.experts, -1)[expert] for name in tensors[layer]]
+                yield from self._layers[layer].matrices(slot, raws)
+
+    def uses(self) -> NDArray[np.uint32]:
+        """See `strata.runtime.loader.CountsExperts`."""
+        use = np.zeros((*self.seen.shape, 2), np.uint32)
+        with self._device.errors("read how often experts were used"):
+            self._device.to_host(use, self._tables.use)
+            self._device.wait()
+        return use[..., 1]
 
     @property
     def counts(self) -> CacheCounts:
@@ -148,6 +184,14 @@ class CachedExperts:
         pairs = self._host_wanted[1 : 1 + 2 * count].reshape(count, 2).tolist()
         assert self._carrier is not None
         self._carried += self._carrier.carry([(key, pool.place(slot)) for key, slot in pairs])
+
+
+def first_in(pool: SlotPool, uses: NDArray[np.uint32] | None, experts: int) -> list[int]:
+    """Return the keys that start in the slots 0, 1, ... of a pool: the most used; none where nothing is known."""
+    if uses is None:
+        return []
+    keys = [layer * experts + expert for layer in pool.planned.layers for expert in range(experts)]
+    return hottest_first(uses, keys)[: pool.planned.slots]
 
 
 def _sources(device: CudaDevice, store: ExpertStore, facts: ModelFacts) -> NDArray[np.uint64]:

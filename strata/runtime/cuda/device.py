@@ -60,6 +60,11 @@ class CudaDevice:
             self.stream = cupy.cuda.Stream(non_blocking=True)
         cupy.cuda.set_allocator(_unplanned)
 
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that a block of a kernel can ask for."""
+        return int(cupy.cuda.Device(self._ordinal).attributes["MaxSharedMemoryPerBlockOptin"])
+
     @classmethod
     def open(cls, uuid: str) -> Self:
         """Open the device with this UUID.

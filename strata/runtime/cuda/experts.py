@@ -99,9 +99,15 @@ class ResidentExperts:
         self.seen = np.zeros((facts.layers, experts), np.bool_)
         self._ops = ops
         self._experts = experts
+        self._each = tuple(pools)
         self._top_k = facts.top_k
         self._pools = {layer: (pool, at * experts) for pool in pools for at, layer in enumerate(pool.planned.layers)}
         self._slots = {layer: pool.slots(first) for layer, (pool, first) in self._pools.items()}
+
+    @property
+    def first_bytes(self) -> int:
+        """Bytes of `matrices`."""
+        return sum(len(pool.planned.layers) * self._experts * pool.nbytes for pool in self._each)
 
     def matrices(self, file: GGUFFile, tensors: Mapping[int, tuple[str, str, str]]) -> Iterator[Matrix]:
         """Yield every expert's matrices with their places."""
@@ -127,6 +133,9 @@ class ResidentExperts:
         self.counts.waves += layers
         self.counts.hits += int(np.count_nonzero(counts))
         self.seen |= counts > 0
+
+    def uses(self) -> None:
+        """See `strata.runtime.loader.CountsExperts`: where all have slots, nothing needs to be known."""
 
     def forget(self) -> None:
         """Count from here on."""

@@ -20,7 +20,7 @@ from strata.kernels.cuda_ops import CudaOps, CudaWeight
 from strata.kernels.cuda_prompt import PromptOps
 from strata.kernels.dequant import dequantise
 from strata.kernels.ops import Array, Weight
-from strata.runtime.cuda.cached import CachedExperts
+from strata.runtime.cuda.cached import CachedExperts, first_in
 from strata.runtime.cuda.device import CudaDevice
 from strata.runtime.cuda.embedding import LINE as EMBEDDING_LINE
 from strata.runtime.cuda.embedding import HostRows, PinnedTable
@@ -38,6 +38,7 @@ from strata.runtime.loader import LoadedModel, LoadOptions, expert_tensors
 from strata.runtime.memory import PlannedMemory
 from strata.runtime.models import ModelConfig, build_model
 from strata.runtime.models.common import EMBEDDING, HEAD, ROPE_FACTORS
+from strata.runtime.profile import hottest_first, read_profile
 
 _READERS = 8  # threads that read experts into RAM: as many as bring the others to the device
 _LINES = ("dense", "head", "kv_cache", "workspace", "logits", "host_io", EMBEDDING_LINE)
@@ -60,7 +61,7 @@ def load_cuda(
     AllocationFailed, DeviceFailed
     """
     facts = config.facts
-    check_cuda(file, facts, plan.kv)
+    check_cuda(file, facts, plan.kv, device.shared_bytes)
     pools = tuple(c.line for c in plan.experts.classes)
     memory.take((*_LINES, *pools, STAGING_LINE, PAGEABLE_LINE, PINNED_LINE))
     weights = CudaWeights(file, memory)
@@ -77,16 +78,15 @@ def load_cuda(
         recorder = Recorder(device.stream)
         uploader = Uploader(device, ops, host["pieces"], buffers["piece"])
         store, experts = _experts(file, facts, plan, memory, (device, ops, recorder, buffers, host), load)
-        resident = experts if isinstance(experts, ResidentExperts) else None
 
         def matrices() -> Iterator[Matrix]:
             yield from weights.matrices()
-            if resident:
-                yield from resident.matrices(file, expert_tensors(facts))
+            if experts:
+                yield from experts.matrices(file, expert_tensors(facts))
 
         to_read = weights.stored_bytes + (embedding.stored_bytes if embedding else 0)
         to_read += store.held_bytes if store else 0
-        to_read += sum(c.bytes * c.experts_per_layer * len(c.layers) for c in facts.expert_classes) if resident else 0
+        to_read += experts.first_bytes if experts else 0
         step = load.counted(to_read)
         uploader.load(matrices(), step)
         if embedding:
@@ -100,17 +100,18 @@ def load_cuda(
         decoder = build_model(rope, by_name, ops, buffers, kv.layers, experts)
         rows = embedding if isinstance(embedding, HostRows) else None
         prompts = None
+        resident = experts if isinstance(experts, ResidentExperts) else None
         if cuda_footprint.takes_prompts(facts, plan.chunk) and (resident or not facts.experts):
             place = buffers["prompt.inputs"][prompt_rows_at(plan.chunk) :]
             by_name[EMBEDDING] = _table(file, by_name[HEAD], place, embedding, device)
             prompts = _prompts(rope, by_name, kv, device, ops, buffers, host, rows, resident)
         run = CudaStep(device, ops, recorder, decoder, buffers, host, rows, experts, prompts)
         run.prepare(load.compiling)
+        notes = (*_unpinned(device), *moved_out(device, memory, buffers["piece"], host["pieces"]))
         undo.pop_all()
         if experts:
             experts.forget()
         most = prompts.most if prompts else largest_call(plan, facts, len(buffers["x"]))
-        notes = (*_unpinned(device), *moved_out(device, memory, buffers["piece"], host["pieces"]))
         return LoadedModel(run, kv, experts, most, notes)
 
 
@@ -203,6 +204,13 @@ def _experts(
     def arrange(layer: int, part: int, raw: Bytes, out: Bytes) -> None:
         lay_out(types[layer][part], raw, out)
 
-    store = ExpertStore(file, expert_tensors(facts), facts.experts, plan.experts, memory, arrange=arrange)
-    policy = load.device_policy
-    return store, CachedExperts(device, ops, recorder, pools, store, facts, buffers, host, policy, plan.threads)
+    uses = read_profile(load.profile, (facts.layers, facts.experts)) if load.profile else None
+    hottest = None
+    if uses is not None:  # what starts in VRAM is asked of the host last
+        first = [key for pool in pools for key in first_in(pool, uses, facts.experts)]
+        keys = [layer * facts.experts + expert for layer in types for expert in range(facts.experts)]
+        hottest = hottest_first(uses, sorted(set(keys) - set(first))) + first
+    tensors = expert_tensors(facts)
+    store = ExpertStore(file, tensors, facts.experts, plan.experts, memory, hottest=hottest, arrange=arrange)
+    policy, threads = load.device_policy, plan.threads
+    return store, CachedExperts(device, ops, recorder, pools, store, facts, buffers, host, policy, threads, uses)

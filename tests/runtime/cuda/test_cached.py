@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,10 @@ from strata.doctor.plan import Tier
 from strata.gguf.model_facts import read_model_facts
 from strata.gguf.reader import open_gguf
 from strata.kernels import numpy_residency
+from strata.kernels.cuda_layout import LAYOUTS
 from strata.runtime.engine import Engine
 from strata.runtime.loader import expert_tensors
+from strata.runtime.profile import read_profile, write_profile
 from tests.resident import GOLDEN
 
 from .simulated_cupy import Runtime, simulated_cuda
@@ -41,7 +44,7 @@ class Watched:
         self.rng = np.random.default_rng(4)
         self.layers = facts.layers
         self.asked: list[np.ndarray] = []
-        self.computed = 0
+        self.computed = self.distinct = 0
         self.expected = {
             (layer, expert): b"".join(
                 in_planes(file.raw(name).reshape(facts.experts, -1)[expert], file.tensors[name].type.name)
@@ -56,6 +59,7 @@ class Watched:
             for row in ids:
                 row[:] = self.rng.choice(facts.experts, facts.top_k, replace=False)
             self.asked.append(ids)
+            self.distinct += len(np.unique(ids))
 
         def make_ready(ops: Any, tables: Any, pool: Any, layer: int, ids: Any, slots: Any) -> None:
             assert ids is self.asked[-1]
@@ -71,6 +75,16 @@ class Watched:
                 assert pool.data[slot * pool.stride :][: len(expected)].tobytes() == expected
                 self.computed += 1
 
+        def to_planes(ops: Any, source: int, out: Any, type_: str, first: int, count: int) -> None:
+            layout = LAYOUTS[type_]
+            given = read(source, count * layout.nbytes).reshape(count, layout.nbytes)
+            blocks, start = out.nbytes // layout.nbytes, 0
+            for offset, size in layout.planes:
+                plane = out[start : start + blocks * size].reshape(blocks, size)
+                plane[first : first + count] = given[:, offset : offset + size]
+                start += blocks * size
+
+        monkeypatch.setattr(CudaOps, "to_planes", to_planes)
         for name, method in (("route", route), ("make_ready", make_ready), ("experts_add", experts_add)):
             monkeypatch.setattr(CudaOps, name, method)
         monkeypatch.setattr(CudaOps, "prepare", lambda *_: None)
@@ -145,3 +159,48 @@ def test_a_slice_that_is_refused_stays_in_ordinary_ram(cuda: Runtime, monkeypatc
     assert filled[Tier.PINNED]
     assert filled[Tier.PAGEABLE]
     assert watched.computed
+
+
+def test_what_was_asked_for_starts_in_vram_the_next_time(
+    cuda: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The likeliest lie in slots, whole, before the first call; of the others the likeliest are page-locked."""
+    with open_gguf(GOLDEN / f"{MODEL}.gguf") as file:
+        facts = read_model_facts(file)
+        each = facts.expert_classes[0].bytes
+        plan = planned(file, expert_cache=4, pinned_budget_bytes=2 * each + 4096)
+        assert (plan.experts.pinned, plan.experts.pageable) == (2, 6)
+        watched = Watched(file, monkeypatch)
+        profile = tmp_path / "profile.npy"
+        with Engine.load(file, plan, profile=profile) as engine:
+            engine.prefill(list(range(21)))
+            engine.decode(1)
+        uses = np.load(profile)
+        assert uses.sum() == watched.distinct
+        likeliest = np.argsort(-uses.ravel().astype(int), kind="stable")
+        with Engine.load(file, plan, profile=profile) as engine:
+            experts: Any = engine._model.experts
+            assert engine.expert_counts().misses == 0
+            fresh = read_profile(profile, uses.shape)
+            assert fresh is not None
+            assert fresh.max() == 32
+            assert experts._first == [likeliest[:4].tolist()]
+            tiers = [experts._store.held(key)[1] for key in likeliest]
+            assert tiers == [*[Tier.PAGEABLE] * 4, *[Tier.PINNED] * 2, *[Tier.PAGEABLE] * 2]
+            engine.prefill(list(range(9)))
+        assert (np.load(profile) >= fresh).all()
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"\x93NUMPY", None])
+def test_a_profile_that_cannot_be_read_counts_for_nothing(spoilt: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "profile.npy"
+    if spoilt is None:
+        write_profile(path, np.ones((2, 3), np.uint32))
+    else:
+        path.write_bytes(spoilt)
+    assert read_profile(path, (2, 4)) is None
+    write_profile(path, np.array([[0, 64, 1], [2, 4, 8]], np.uint32))
+    found = read_profile(path, (2, 3))
+    assert found is not None
+    assert found.tolist() == [[0, 32, 0], [1, 2, 4]]
+    assert [each.name for each in tmp_path.iterdir()] == ["profile.npy"]

@@ -16,8 +16,9 @@ import pytest
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
 
-from strata.doctor.plan import AllocationPlan  # noqa: E402
+from strata.doctor.plan import AllocationPlan, Tier  # noqa: E402
 from strata.errors import AllocationFailed  # noqa: E402
+from strata.gguf.model_facts import read_model_facts  # noqa: E402
 from strata.gguf.reader import GGUFFile, open_gguf  # noqa: E402
 from strata.kernels.launch import LoadedKernel  # noqa: E402
 from strata.runtime.engine import Engine  # noqa: E402
@@ -57,15 +58,37 @@ def test_golden_logits(name: str, kv: str) -> None:
     assert error < (1e-3 if name in FLOAT else 2e-3)
 
 
+@pytest.mark.parametrize("pinned", [None, 0], ids=["page-locked", "pageable"])
 @pytest.mark.parametrize("name", [*FLOAT, "qwen3moe-Q4_K", "qwen3moe-IQ3_S"])
-def test_fewer_slots_give_the_same_bits(name: str) -> None:
+def test_fewer_slots_give_the_same_bits(name: str, pinned: int | None) -> None:
     """At equal chunks, of which there are none of more than eight tokens where experts are missed."""
     tokens = np.load(GOLDEN / f"{name}.npz")["tokens"].tolist()
     with open_gguf(GOLDEN / f"{name}.gguf") as file:
         expected = logits_of(file, planned(file, max_context=len(tokens), prefill=8), tokens, 21)
         for slots in (2, 5):
-            found = logits_of(file, planned(file, max_context=len(tokens), expert_cache=slots), tokens, 21)
+            plan = planned(file, max_context=len(tokens), expert_cache=slots, pinned_budget_bytes=pinned)
+            with Engine.load(file, plan) as engine:
+                found = [engine.prefill(tokens[:21]).copy()]
+                found += [engine.decode(token).copy() for token in tokens[21:]]
+                counts = engine.expert_counts()
             np.testing.assert_array_equal(np.stack(found), np.stack(expected))
+            each = read_model_facts(file).expert_classes[0].bytes
+            tier = Tier.PAGEABLE if pinned == 0 else Tier.PINNED
+            assert counts.filled_bytes == {tier: counts.misses * each}
+            assert counts.misses - slots <= counts.evictions <= counts.misses
+
+
+def test_with_page_locked_experts_a_token_is_one_graph_with_any_slots(file: GGUFFile) -> None:
+    with Engine.load(file, planned(file, expert_cache=2)) as engine:
+        engine.prefill(list(range(9)))
+        step: Any = engine._model.step
+        for token in range(5):
+            before = step.launches
+            engine.decode(token)
+            assert step.launches == before + 1
+        answer = list(engine.generate([1, 2, 3], Sampler(SamplerOptions()), max_tokens=9))
+    with Engine.load(file, planned(file)) as engine:
+        assert list(engine.generate([1, 2, 3], Sampler(SamplerOptions()), max_tokens=9)) == answer
 
 
 @pytest.mark.parametrize("name", ["qwen3moe", "llama", "qwen3moe-Q4_K", "qwen3moe-IQ3_S"])
