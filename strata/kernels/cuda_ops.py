@@ -147,9 +147,10 @@ class CudaOps:
 
     def __init__(self, scratch: Mapping[str, Array], cache: Path | None = None) -> None:
         device = cupy.cuda.Device()
-        self._arch = int(device.compute_capability)
-        self._processors = int(device.attributes["MultiProcessorCount"])
-        self._shared_limit = int(device.attributes["MaxSharedMemoryPerBlockOptin"]) - _STATIC_SHARED
+        self.arch = self._arch = int(device.compute_capability)
+        self.processors = self._processors = int(device.attributes["MultiProcessorCount"])
+        self.shared_bytes = int(device.attributes["MaxSharedMemoryPerBlockOptin"])  # most of a block
+        self._shared_limit = self.shared_bytes - _STATIC_SHARED
         self._scratch = scratch
         self._cache = cache
         self._kernels: dict[Kernel, LoadedKernel] = {}

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cupy
-
 from strata.kernels.cuda_layout import PROMPT_TILE_ROWS
 from strata.kernels.cuda_ops import CudaOps, CudaSlots, CudaWeight, choice_of, heads_of
 from strata.kernels.ops import Array, KvLayer, Rope, RopeStyle
@@ -98,10 +96,8 @@ class PromptOps:
         self._ops = ops
         self._width = expert_width
         self._scratch = scratch
-        device = cupy.cuda.Device()
-        self._shared = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
-        self._processors = int(device.attributes["MultiProcessorCount"])
-        self._copies_ahead = int(device.compute_capability) >= 80
+        self._shared = ops.shared_bytes
+        self._copies_ahead = ops.arch >= 80
         self._hidden = _Split(*(scratch.get(name) for name in ("hidden", "hidden_sums", "hidden_scales")))
 
     def embed(self, table: CudaWeight, tokens: Array, out: Array, *, scale: float = 1.0) -> None:
@@ -177,7 +173,7 @@ class PromptOps:
         groups = k.shape[1]
         prepared = heads_of(q, k, v, norms, eps, rope)
         neox = str(rope.style is RopeStyle.NEOX).lower()
-        half = kv.keys.dtype == cupy.float16
+        half = kv.keys.dtype.itemsize == 2
         cell = "KvF16" if half else "KvF32"
         grid = (-(-2 * groups // 4), tokens)
         self._ops.launch(
@@ -282,7 +278,7 @@ class PromptOps:
         count, columns = x.shape
         blocks = sum(-(-matrix.rows // _RESULTS) for matrix in matrices)
         tile = self._tile_rows(count)
-        while tile > PROMPT_TILE_ROWS[0] and blocks * -(-count // tile) < self._processors:
+        while tile > PROMPT_TILE_ROWS[0] and blocks * -(-count // tile) < self._ops.processors:
             tile //= 2
         self._product(rows, count, columns, matrices, tiles=_Tiles(tile), **options)
 

@@ -25,7 +25,7 @@ def test_the_workspace_of_a_large_model_is_small():
 
 def test_what_a_chunk_of_30b_works_in_by_hand():
     """2,048 tokens; width 2048, 32 heads and 4 KV heads of 128; 8 of 128 experts of 768; 48 layers."""
-    assert cuda_prompt_footprint.LEAST_TILE_ROWS == PROMPT_TILE_ROWS[0]
+    assert PROMPT_TILE_ROWS[0] == cuda_prompt_footprint.LEAST_TILE_ROWS
     pairs = 2048 * 8
     by_hand = {
         "inputs": 8320 + 2048 * 2048 // 256 * 144,  # position and tokens, to 128 bytes; their rows
