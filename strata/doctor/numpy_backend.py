@@ -184,6 +184,7 @@ def _speeds(facts: Facts, model: ModelFacts, threads: int) -> Speeds:
         ready=1 / slowness if types else float("inf"),
         weights=_WEIGHTS_PER_CORE_S * threads,
         call_tokens=0,
+        prompt_layer_s=0.0,
         products=float("inf"),
         layer_s=_LAYER_S,
         call_s=0.0,
