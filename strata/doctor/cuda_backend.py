@@ -289,6 +289,7 @@ def _speeds(facts: Facts, gpu: Gpu) -> Speeds:
         layer_s=_LAYER_S,
         prompt_layer_s=_PROMPT_LAYER_S,
         call_s=_CALL_S,
+        expert_s=0.0,
         look_s=_LOOK_S,
         efficiency=_EFFICIENCY,
         basis=(*basis, ram_basis, file_basis),

@@ -80,6 +80,7 @@ class Speeds:
     layer_s: float  # launching one layer's kernels or calls
     prompt_layer_s: float  # the same in a call of more than `call_tokens`, while the device works
     call_s: float  # what the host does between two calls
+    expert_s: float  # one expert's share of a call of several tokens, beside its weights: gathering, small products
     look_s: float  # the host's look at one layer's experts, where some lie where the device cannot fetch them
     efficiency: (
         float  # the least part of the bandwidths that the backend is held to; the expected range ends at its double
@@ -142,7 +143,7 @@ def _prefill_seconds(
     seconds = chunks * _call_seconds(traffic, speeds, placement, tokens=chunk) + misses * miss_s
     if chunk <= speeds.call_tokens:
         return seconds + max(chunks * read, tokens * traffic.weights_per_token / speeds.products)
-    seconds += chunks * read + tokens * traffic.weights_per_token / speeds.weights
+    seconds += chunks * (read + distinct * speeds.expert_s) + tokens * traffic.weights_per_token / speeds.weights
     return max(seconds, chunks * traffic.layers * speeds.prompt_layer_s)
 
 
