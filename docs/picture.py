@@ -5,6 +5,7 @@ Needs ``pip install pyte``, a terminal emulator: progress bars are drawn and tak
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
@@ -72,4 +73,6 @@ if __name__ == "__main__":
     console.print(Text(f"$ strata {join(COMMAND)}\n", "bold"))
     for line in lines(recorded()):
         console.print(line)
-    PICTURE.write_text(console.export_svg(title="strata", unique_id="strata"), encoding="utf-8")
+    svg = console.export_svg(title="strata", unique_id="strata")
+    # No fonts from elsewhere: whoever looks at the picture has a monospaced one.
+    PICTURE.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL), encoding="utf-8")
