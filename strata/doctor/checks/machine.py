@@ -155,6 +155,8 @@ class Machine:
     def reason(self, group: str) -> str:
         """Return how the probe called `group` ended, with the error it gave."""
         probe = self.facts_of(group)
+        if group == "disk" and probe.status is ProbeStatus.SKIPPED and self.model:
+            return "these facts are without the model's disk"
         if probe.status is ProbeStatus.SKIPPED and probe.error:
             return probe.error.message
         why = f": {probe.error.message}" if probe.error else ""
