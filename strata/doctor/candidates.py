@@ -91,14 +91,23 @@ def candidates(backend: Backend, request: Request, bounds: tuple[Bound, ...]) ->
             most = rung.candidate(pinned, 0)
             if not most.fits:
                 break
-            yield most
+            if _runs(backend, request, most.placement):
+                yield most
             for step in reversed(steps[1:]):
                 c = rung.candidate(pinned, min(step, backend.experts.total - pinned))
                 if not c.fits:
                     continue
-                yield c
+                if _runs(backend, request, c.placement):
+                    yield c
                 if c.placement.slots == most.placement.slots:
                     break  # keeping fewer would not gain a slot
+
+
+def _runs(backend: Backend, request: Request, where: Placement) -> bool:
+    """Return whether chunks of that size are run: where experts may be missed, a backend may have none so large."""
+    if where.slots == backend.experts.total or len(request.chunks) == 1:  # one that the person chose
+        return True
+    return not backend.speeds.call_tokens or where.chunk <= backend.speeds.call_tokens
 
 
 def leanest(backend: Backend, request: Request, bounds: tuple[Bound, ...]) -> Candidate:

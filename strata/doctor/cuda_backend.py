@@ -19,6 +19,7 @@ from strata.doctor.request import Request, minimum_slots
 from strata.doctor.speed import PROMPT, Speeds, Traffic
 from strata.doctor.units import MIB, round_up, size
 from strata.gguf import cuda_footprint, footprint
+from strata.gguf.cuda_prompt_footprint import reads_prompts
 from strata.gguf.footprint import Size
 from strata.gguf.model_facts import ModelFacts
 
@@ -50,12 +51,23 @@ _USUAL_LANES = 128
 # fitted to prompts read at 8,655 tokens/s by an H200 and 2,000 to 2,600 by an RTX 3090, each 3e9 weights a token.
 _WEIGHTS_PER_ROOT_TFLOPS = 1.25e12
 
+_PROMPT_LAYER_S = 0.5e-3  # 16 kernels launched one by one: 19 to 31 ms for 48 layers, measured
+
+_PROMPT_CHUNKS = (
+    2048,
+    1024,
+    512,
+    256,
+    128,
+    64,
+)  # for the kernels that run many tokens, given that all experts have slots
+
 
 class CudaBackend:
     """Implements `candidates.Backend`."""
 
     kv_types: tuple[str, ...] = ("f16", "int8", "f32")
-    chunks: tuple[int, ...] = (8, 4, 2, 1)  # what the decode kernels take at once: there are no others yet
+    chunks: tuple[int, ...] = (8, 4, 2, 1)  # what the decode kernels take at once
     host_choices: tuple[HostChoice, ...] = (
         HostChoice(Tier.PINNED, Tier.PINNED),
         HostChoice(Tier.PAGEABLE, Tier.PINNED),
@@ -68,6 +80,8 @@ class CudaBackend:
     def __init__(self, facts: Facts, model: ModelFacts, options: PlanOptions) -> None:
         self._gpu = choose_gpu(facts, options.gpu)
         self._model = model
+        if reads_prompts(model):
+            self.chunks = (*_PROMPT_CHUNKS, *self.chunks)
         if model.tied_head:  # which is the embedding, and on the device
             self.host_choices = tuple(choice for choice in self.host_choices if choice.embedding is Tier.FILE)
         self.device = DeviceRef(backend="cuda", id=self._gpu.uuid, name=self._gpu.name)
@@ -273,7 +287,9 @@ def _speeds(facts: Facts, gpu: Gpu) -> Speeds:
         call_tokens=cuda_footprint.CALL_TOKENS,
         products=_lanes(gpu, card) / _INSTRUCTIONS_PER_WEIGHT,
         layer_s=_LAYER_S,
+        prompt_layer_s=_PROMPT_LAYER_S,
         call_s=_CALL_S,
+        expert_s=0.0,
         look_s=_LOOK_S,
         efficiency=_EFFICIENCY,
         basis=(*basis, ram_basis, file_basis),

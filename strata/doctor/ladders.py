@@ -15,10 +15,9 @@ def given_up(backend: Backend, request: Request, fixed: tuple[Reservation, ...],
     total = backend.experts.total
     sentences = []
     if where.chunk < request.chunks[0]:
-        sentences.append(
-            f"Prompts are read {where.chunk} tokens at a time instead of {request.chunks[0]}: "
-            "a larger workspace would have cost more than it gains."
-        )
+        needs_all = where.slots < total and backend.speeds.call_tokens
+        why = "larger chunks need a slot for every expert" if needs_all else "larger ones gain less than they take"
+        sentences.append(f"Prompts are read {where.chunk} tokens at a time instead of {request.chunks[0]}: {why}.")
     best = backend.host_choices[0]
     if where.embedding is not best.embedding:
         usable = next(b.usable_bytes for b in backend.limits.budgets if b.tier is best.embedding)

@@ -30,6 +30,7 @@ _CONTEXT_PER_TOKEN = 1024
 _EFFICIENCY = 0.55
 _WEIGHTS_PER_CORE_S = 45e9
 _LAYER_S = 227e-6  # the interpreter's part of a step
+_EXPERT_S = 150e-6  # prompts of 19 and 37 tokens took 96 and 121 ms, of which the weights' bytes and products 45 and 67
 _ATTENTION = 1.5  # what a product of attention costs, in products of weights: it works in small blocks
 # Ready bytes made of stored blocks per second, on one core. Q4_1 gave 0.4 to 1.5 GB/s: glibc may or may not give its
 # temporaries back to the system each time.
@@ -184,9 +185,11 @@ def _speeds(facts: Facts, model: ModelFacts, threads: int) -> Speeds:
         ready=1 / slowness if types else float("inf"),
         weights=_WEIGHTS_PER_CORE_S * threads,
         call_tokens=0,
+        prompt_layer_s=0.0,
         products=float("inf"),
         layer_s=_LAYER_S,
         call_s=0.0,
+        expert_s=_EXPERT_S,
         look_s=0.0,
         efficiency=_EFFICIENCY,
         basis=(ram_basis, file_basis),

@@ -6,7 +6,7 @@ every memory divided by one number (`shrink`), so that a small model meets the m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor
 from typing import TypeVar
@@ -101,7 +101,7 @@ class SimulatedBackend(NumpyBackend):
         cuda = CudaBackend(facts, model, self._shrink.recorded(options))
         self.device = DeviceRef(backend=SIMULATED, id=cuda.device.id, name=f"{cuda.device.name}, simulated")
         self.limits = self._shrink.limits(cuda.limits)
-        self.speeds = cuda.speeds
+        self.speeds = replace(cuda.speeds, call_tokens=0, prompt_layer_s=0.0)  # the CPU runs chunks of any size
         self.threads = _THREADS
         self.notes = (
             f"The machine is simulated, every recorded memory divided by {self._shrink}. Lines hold what is really "

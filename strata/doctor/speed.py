@@ -73,10 +73,14 @@ class Speeds:
     unstaged: float  # bounds all but `pinned` where the staging ring is not page-locked
     ready: float
     weights: float  # multiplied per second in matrix products over a whole chunk
-    call_tokens: int  # up to so many, a call multiplies each token by itself, while it reads the weights
+    # Up to so many, a call multiplies each token by itself, while it reads the weights; where experts may be missed
+    # there are no larger ones. 0: calls are all alike.
+    call_tokens: int
     products: float  # multiplied per second then
     layer_s: float  # launching one layer's kernels or calls
+    prompt_layer_s: float  # the same in a call of more than `call_tokens`, while the device works
     call_s: float  # what the host does between two calls
+    expert_s: float  # one expert's share of a call of several tokens, beside its weights: gathering, small products
     look_s: float  # the host's look at one layer's experts, where some lie where the device cannot fetch them
     efficiency: (
         float  # the least part of the bandwidths that the backend is held to; the expected range ends at its double
@@ -127,6 +131,8 @@ def _prefill_seconds(
 ) -> float:
     tokens = traffic.prompt
     chunk = min(placement.chunk, tokens)
+    if speeds.call_tokens and placement.slots < traffic.experts:
+        chunk = min(chunk, speeds.call_tokens)
     chunks = ceil(tokens / chunk)
     distinct = 0.0
     if traffic.experts:
@@ -137,7 +143,8 @@ def _prefill_seconds(
     seconds = chunks * _call_seconds(traffic, speeds, placement, tokens=chunk) + misses * miss_s
     if chunk <= speeds.call_tokens:
         return seconds + max(chunks * read, tokens * traffic.weights_per_token / speeds.products)
-    return seconds + chunks * read + tokens * traffic.weights_per_token / speeds.weights
+    seconds += chunks * (read + distinct * speeds.expert_s) + tokens * traffic.weights_per_token / speeds.weights
+    return max(seconds, chunks * traffic.layers * speeds.prompt_layer_s)
 
 
 def turn_seconds(traffic: Traffic, speeds: Speeds, placement: Placement) -> float:

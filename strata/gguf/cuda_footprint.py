@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strata.gguf import footprint
+from strata.gguf.cuda_prompt_footprint import prompt_counts, prompt_inputs, prompt_workspace, reads_prompts
 from strata.gguf.footprint import ITEM_BYTES, BufferSpec, Size
 from strata.gguf.model_facts import ModelFacts
 
@@ -49,13 +50,14 @@ def workspace(model: ModelFacts, chunk: int) -> tuple[BufferSpec, ...]:
     ----------
     model : ModelFacts
     chunk : int
-        Tokens of the largest prompt chunk; a call takes `CALL_TOKENS` of them at most.
+        Tokens of the largest prompt chunk; a call of the decode kernels takes `CALL_TOKENS` of them at most.
 
     Returns
     -------
     tuple of BufferSpec
-        Names starting with ``ops.`` are scratch of the operations; "inputs" has what changes from call to call, "piece"
-        a piece of the file on its way to its place.
+        Names starting with ``ops.`` are scratch of the operations, with ``prompt.`` what chunks of more than
+        `CALL_TOKENS` work in; "inputs" has what changes from call to call, "piece" a piece of the file on its way to
+        its place.
     """
     tokens, heads, groups = min(chunk, CALL_TOKENS), model.heads, max(model.kv_heads)
     key, value = model.key_length, model.value_length
@@ -87,12 +89,19 @@ def workspace(model: ModelFacts, chunk: int) -> tuple[BufferSpec, ...]:
     if width:
         buffers += [BufferSpec(f"ops.{name}", (tokens, width)) for name in ("gate", "up")]
         buffers.append(BufferSpec("ops.share", (tokens,)))
+    if takes_prompts(model, chunk):
+        buffers += prompt_workspace(model, chunk)
     return tuple(buffers)
+
+
+def takes_prompts(model: ModelFacts, chunk: int) -> bool:
+    """Return whether chunks of so many tokens go through the kernels for prompts, given that all experts have slots."""
+    return chunk > CALL_TOKENS and reads_prompts(model)
 
 
 def workspace_size(model: ModelFacts, chunk: int) -> Size:
     """Bytes of `workspace`, and the largest parts by name."""
-    return _sum(workspace(model, chunk), f"{min(chunk, CALL_TOKENS)} tokens")
+    return _sum(workspace(model, chunk), f"{_tokens(model, chunk)} tokens")
 
 
 def host_io(model: ModelFacts, chunk: int) -> tuple[BufferSpec, ...]:
@@ -110,12 +119,20 @@ def host_io(model: ModelFacts, chunk: int) -> tuple[BufferSpec, ...]:
             BufferSpec("counts", (CHOSEN, COUNTS), "u64"),
             BufferSpec("wanted", (1 + 2 * tokens * model.top_k,), "i32"),
         ]
+    if takes_prompts(model, chunk):
+        buffers.append(prompt_inputs(model, chunk))
+        if model.experts:
+            buffers.append(prompt_counts(model))
     return tuple(buffers)
 
 
 def host_io_size(model: ModelFacts, chunk: int) -> Size:
     """Bytes of `host_io`, and the largest parts by name."""
-    return _sum(host_io(model, chunk), f"{min(chunk, CALL_TOKENS)} tokens")
+    return _sum(host_io(model, chunk), f"{_tokens(model, chunk)} tokens")
+
+
+def _tokens(model: ModelFacts, chunk: int) -> int:
+    return chunk if takes_prompts(model, chunk) else min(chunk, CALL_TOKENS)
 
 
 def _inputs(model: ModelFacts, tokens: int) -> BufferSpec:

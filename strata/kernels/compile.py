@@ -26,6 +26,7 @@ from strata.kernels.codebooks import definitions
 
 _SOURCES = Path(__file__).with_name("cuda")
 _HEADERS = ("ptx.cuh", "common.cuh", "blocks.cuh", "blocks_k.cuh", "codebooks.cuh", "gemv.cuh", "heads.cuh", "kv.cuh")
+_BUILT_ON = {"prompt_product": ("tensor.cuh",), "prompt_attention": ("tensor.cuh",)}  # in front of a family
 _OPTIONS = ("-std=c++17", "--ptxas-options=-v", "--no-cache")  # NVRTC's own cache would withhold what ptxas says
 
 
@@ -134,7 +135,8 @@ def _program(kernel: Kernel) -> str:
 
 @cache
 def _sources(family: str) -> str:
-    texts = [(_SOURCES / name).read_text() for name in (*_HEADERS, f"{family}.cu")]
+    names = (*_HEADERS, *_BUILT_ON.get(family, ()), f"{family}.cu")
+    texts = [(_SOURCES / name).read_text() for name in names]
     return "\n".join(texts).replace("#pragma once", "")
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 ATTENTION_SPLITS = 32  # of the KV cache in attention (kSplits in cuda/attention.cu)
 MOST_TOKENS = 8  # of a call through the decode kernels
+PROMPT_TILE_ROWS = (32, 64)  # tokens of a tile of a prompt's products (BM in cuda/prompt_product.cu)
 SAMPLE_STRETCH = 64  # logits that one maximum stands for in sampling (kStretch in cuda/sample.cu)
 MOST_TOP_K = 64  # that a token is sampled from on the device (kMostKept there)
 

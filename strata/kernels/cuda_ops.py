@@ -152,9 +152,10 @@ class CudaOps:
 
     def __init__(self, scratch: Mapping[str, Array], cache: Path | None = None) -> None:
         device = cupy.cuda.Device()
-        self._arch = int(device.compute_capability)
-        self._processors = int(device.attributes["MultiProcessorCount"])
-        self._shared_limit = int(device.attributes["MaxSharedMemoryPerBlockOptin"]) - _STATIC_SHARED
+        self.arch = self._arch = int(device.compute_capability)
+        self.processors = self._processors = int(device.attributes["MultiProcessorCount"])
+        self.shared_bytes = int(device.attributes["MaxSharedMemoryPerBlockOptin"])  # most of a block
+        self._shared_limit = self.shared_bytes - _STATIC_SHARED
         self._scratch = scratch
         self._cache = cache
         self._kernels: dict[Kernel, LoadedKernel] = {}
@@ -234,7 +235,7 @@ class CudaOps:
         """See `strata.kernels.ops.Ops.dense_ffn`."""
         gates, ups = (self._scratch[name][: len(x)] for name in ("gate", "up"))
         self._project(x, norm, eps, [gate, up], [gates, ups])
-        self._gate(gates, ups, None)
+        self.gate(gates, ups, None)
         self.project_add(gates, down, x)
 
     def shared_ffn(
@@ -255,7 +256,7 @@ class CudaOps:
             weights.append(CudaWeight(share, "F32", 1, len(share)))
             outs.append(shares)
         self._project(hidden, None, 0.0, weights, outs)
-        self._gate(gates, ups, None if share is None else shares)
+        self.gate(gates, ups, None if share is None else shares)
         self.project_add(gates, down, residual, scale=scale)
 
     def head(self, x: Array, norm: Array, eps: float, weight: CudaWeight, logits: Array, *, scale: float = 1.0) -> None:
@@ -290,15 +291,10 @@ class CudaOps:
         """See `strata.kernels.ops.Ops.attention`; `q` is left as it is."""
         tokens, heads, size = q.shape
         groups = k.shape[1]
-        q_norm, k_norm = (_pointer(norm) for norm in norms or (None, None))
-        prepared = _Heads(
-            *(_pointer(each) for each in (q, k, v)),
-            *(q_norm, k_norm, _pointer(rope.inverse_frequencies), eps, rope.dims, heads, groups),
-        )
+        prepared = heads_of(q, k, v, norms, eps, rope)
         together = heads_together(heads, groups, size)
         neox = str(rope.style is RopeStyle.NEOX).lower()
-        cell = _KV_CELLS[kv.keys.dtype.name]
-        keys, values = _cells(kv.keys, kv.key_scales), _cells(kv.values, kv.value_scales)
+        cell, keys, values = cells_of(kv)
         if tokens > _FRESH:
             grid = (-(-2 * groups // 4), tokens)
             arguments = (prepared, position, keys, values)
@@ -329,8 +325,8 @@ class CudaOps:
         """See `strata.kernels.ops.Ops.route`; `slots` [T, K], if given, becomes `slot_of` of `ids`, or `ids` itself."""
         slots = ids if slots is None else slots
         tokens, embedding = x.shape
-        pointers = (_pointer(each) for each in (self._scratch["logits"], slot_of, ids, slots, weights))
-        choice = _Choice(*pointers, router.rows, ids.shape[1], int(normalise), scale)
+        arrays = (self._scratch["logits"], slot_of, ids, slots, weights)
+        choice = choice_of(*arrays, experts=router.rows, normalise=normalise, scale=scale)
         together = self._together(tokens, embedding)
         self._launch(
             "route",
@@ -404,6 +400,12 @@ class CudaOps:
             shared=staged_bytes(top_k * width, 1) + 4 * top_k * tile.warps * _TILE_ROWS,
         )
 
+    def launch(
+        self, family: str, expression: str, grid: tuple[int, ...], threads: int, *values: Any, shared: int = 0
+    ) -> None:
+        """Launch a kernel of ``cuda/<family>.cu`` with `shared` bytes of dynamic shared memory."""
+        self._launch(family, expression, grid, threads, *values, shared=shared)
+
     def _project(
         self,
         x: Array,
@@ -449,7 +451,8 @@ class CudaOps:
             together -= 1
         return together
 
-    def _gate(self, gates: Array, ups: Array, share: Array | None) -> None:
+    def gate(self, gates: Array, ups: Array, share: Array | None) -> None:
+        """Make ``gates = silu(gates) * ups``, times ``sigmoid(share)`` of each row if given."""
         numbers = int(gates.size), int(gates.shape[1])
         self._launch("project", "gated", (-(-gates.size // 256),), 256, gates, ups, share, *numbers)
 
@@ -475,6 +478,35 @@ class CudaOps:
             self._kernels[kernel] = LoadedKernel(compiled, self._arch >= 90)
         arguments = [_argument(value) for value in values]
         self._kernels[kernel](grid, threads, arguments, cupy.cuda.get_current_stream().ptr, shared)
+
+
+def heads_of(
+    q: Array, k: Array, v: Array, norms: tuple[Array, Array] | None, eps: float, rope: Rope
+) -> ctypes.Structure:
+    """Return what attention's kernels take of how heads are prepared: arguments of `CudaOps.attention`."""
+    arrays = (q, k, v, *(norms or (None, None)), rope.inverse_frequencies)
+    return _Heads(*(_pointer(each) for each in arrays), eps, rope.dims, q.shape[1], k.shape[1])
+
+
+def cells_of(kv: KvLayer) -> tuple[str, Any, Any]:
+    """Return how attention's kernels name a KV cache's type, and what they take of keys and values."""
+    return _KV_CELLS[kv.keys.dtype.name], _cells(kv.keys, kv.key_scales), _cells(kv.values, kv.value_scales)
+
+
+def choice_of(
+    logits: Array,
+    slot_of: Array | None,
+    ids: Array,
+    slots: Array,
+    weights: Array,
+    *,
+    experts: int,
+    normalise: bool,
+    scale: float,
+) -> ctypes.Structure:
+    """Return what the router's kernels take; see `CudaOps.route`."""
+    pointers = (_pointer(each) for each in (logits, slot_of, ids, slots, weights))
+    return _Choice(*pointers, experts, ids.shape[1], int(normalise), scale)
 
 
 def heads_together(heads: int, groups: int, size: int) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from strata.cli.bench import expected_of_result, is_inside, markdown
 from strata.doctor.facts_io import read_facts
-from strata.doctor.plan import PlanOptions
+from strata.doctor.plan import AllocationPlan, PlanOptions
 from strata.doctor.planner import make_plan
 from strata.runtime.bench import BenchResult
 from tests.cli.runner import GOLDEN, MODEL, assert_clear, strata
@@ -66,24 +66,30 @@ def measured(test: str, tokens: int, depth: int, per_s: float, misses: int = 0, 
 
 H200 = read_facts(GOLDEN.parent / "machines" / "h200-measured.json")
 PLAN = make_plan(H200, Q3_30B, PlanOptions(device="cuda", max_context=4096))
+EIGHT = make_plan(H200, Q3_30B, PlanOptions(device="cuda", max_context=4096, prefill=8))  # tokens a call
 
 
 # Measured on an H200, docs/benchmarks.md.
 @pytest.mark.parametrize(
-    ("test", "tokens", "depth", "per_s"),
+    ("plan", "test", "tokens", "depth", "per_s"),
     [
-        ("prompt", 128, 0, 922.4),
-        ("prompt", 512, 0, 904.7),
-        ("prompt", 2048, 0, 807.5),
-        ("decode", 128, 0, 444.8),
-        ("decode", 128, 128, 432.3),
-        ("decode", 128, 1024, 426.5),
-        ("decode", 128, 3800, 393.5),
+        (PLAN, "prompt", 128, 0, 3717.6),
+        (PLAN, "prompt", 512, 0, 9476.7),
+        (PLAN, "prompt", 2048, 0, 13_831.5),
+        (EIGHT, "prompt", 128, 0, 922.4),
+        (EIGHT, "prompt", 512, 0, 904.7),
+        (EIGHT, "prompt", 2048, 0, 807.5),
+        (PLAN, "decode", 128, 0, 444.8),
+        (PLAN, "decode", 128, 128, 432.3),
+        (PLAN, "decode", 128, 1024, 426.5),
+        (PLAN, "decode", 128, 3800, 393.5),
     ],
 )
-def test_what_was_measured_lies_in_what_was_expected(test: str, tokens: int, depth: int, per_s: float) -> None:
+def test_what_was_measured_lies_in_what_was_expected(
+    plan: AllocationPlan, test: str, tokens: int, depth: int, per_s: float
+) -> None:
     result = measured(test, tokens, depth, per_s)
-    expected = expected_of_result(H200, Q3_30B, PLAN, result)
+    expected = expected_of_result(H200, Q3_30B, plan, result)
     assert is_inside(result, expected)
     assert not is_inside(measured(test, tokens, depth, 3 * per_s), expected)
     assert not is_inside(measured(test, tokens, depth, per_s / 3), expected)

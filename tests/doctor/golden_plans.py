@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from strata.doctor.cards import find_card
 from strata.doctor.plan import AllocationPlan, PlanOptions, Tier
 from strata.doctor.planner import make_plan
@@ -33,10 +35,10 @@ RAM = 64 * GIB
 _HEADER = "model                card          fits chunk   slots of   total  KV MiB VRAM MiB  pinned pageable    file"
 
 
-def plan(model: ModelFacts, card: str) -> AllocationPlan:
+def plan(model: ModelFacts, card: str, prefill: int | None = None) -> AllocationPlan:
     """Plan a model on a Linux machine with a card and 64 GiB of RAM."""
     facts, _ = what_if_facts(find_card(card), RAM)
-    return make_plan(facts, model, OPTIONS)
+    return make_plan(facts, model, msgspec.structs.replace(OPTIONS, prefill=prefill))
 
 
 def row(model: ModelFacts, card: str) -> str:

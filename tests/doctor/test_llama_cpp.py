@@ -82,7 +82,7 @@ def test_a_model_that_fits_goes_to_vram_whole() -> None:
     said = llama_cpp(plan(Q3_30B, "RTX 4090"), Q3_30B, "a model.gguf")
     assert said.arguments[:2] == ("-m", "a model.gguf")
     assert flags(said.arguments[2:]) == (
-        "-sm none -ngl 999 -c 16384 -np 1 -b 512 -ub 512 -fa on -ctk f16 -ctv f16 --load-mode none"
+        "-sm none -ngl 999 -c 16384 -np 1 -b 2048 -ub 2048 -fa on -ctk f16 -ctv f16 --load-mode none"
     )
     assert not any("xperts" in sentence for sentence in said.differences)
 

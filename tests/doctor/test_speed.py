@@ -107,7 +107,7 @@ def test_what_others_measured_lies_in_the_range(card, model, seen):
 
 def test_a_turn_with_the_misses_that_were_guessed_has_the_speed_that_was_guessed():
     misses = 48 * 8 * (1 - hit_rate(0.5))
-    chunks, distinct = 8, 6144 * (1 - (1 - 8 / 128) ** 512)
+    chunks, distinct = 512, 6144 * (1 - (1 - 8 / 128) ** 8)  # 4,096 tokens, eight at a time where experts are missed
     decode, prefill = speed_of_turn(
         TRAFFIC, BACKEND.speeds, HALF, prefill_misses=chunks * distinct / 2, misses_per_token=misses
     )
@@ -120,7 +120,10 @@ def test_a_turn_with_the_misses_that_were_guessed_has_the_speed_that_was_guessed
 
 
 # Measured on two cores that read RAM at 34.8 GB/s, with nothing else running: tokens/s after and of a prompt.
-@pytest.mark.parametrize(("prompt", "decode", "prefill"), [(512, 33.8, 563), (2048, None, 419), (4000, None, 328)])
+@pytest.mark.parametrize(
+    ("prompt", "decode", "prefill"),
+    [(19, None, 198), (37, None, 307), (128, None, 497), (512, 33.8, 563), (2048, None, 419), (4000, None, 328)],
+)
 def test_what_was_measured_on_a_cpu_lies_in_the_range(prompt, decode, prefill):
     """The demo: 30 layers, width 576, 8 experts of 192, all in use and in their slots."""
     facts = machine(20 * GIB, cpu_physical=2)
@@ -137,6 +140,12 @@ def test_what_was_measured_on_a_cpu_lies_in_the_range(prompt, decode, prefill):
 # What `strata bench` measured on the machine of the facts, all experts in VRAM (docs/benchmarks.md): tokens/s.
 @pytest.mark.parametrize(("prompt", "seen"), [(128, 922.4), (512, 904.7), (2048, 807.5)])
 def test_prompts_measured_on_a_gpu_lie_in_the_range(prompt: int, seen: float) -> None:
+    _, (slow, fast) = of_turn(Q3_30B, 4096, start=0, prompt=prompt, answer=0, chunk=8)
+    assert slow <= seen <= fast
+
+
+@pytest.mark.parametrize(("prompt", "seen"), [(128, 3717.6), (512, 9476.7), (2048, 13_831.5)])
+def test_prompts_in_large_chunks_measured_on_a_gpu_lie_in_the_range(prompt: int, seen: float) -> None:
     _, (slow, fast) = of_turn(Q3_30B, 4096, start=0, prompt=prompt, answer=0)
     assert slow <= seen <= fast
 
@@ -151,12 +160,14 @@ def test_a_small_model_measured_on_a_gpu_lies_in_the_range() -> None:
     for start, seen in ((0, 1482), (512, 1388)):
         (slow, fast), _ = of_turn(DEMO, 4096, start=start, prompt=0, answer=128)
         assert slow <= seen <= fast
-    _, (slow, fast) = of_turn(DEMO, 4096, start=0, prompt=512, answer=0)
+    _, (slow, fast) = of_turn(DEMO, 4096, start=0, prompt=512, answer=0, chunk=8)
     assert slow <= 5401 <= fast
 
 
-def of_turn(m: ModelFacts, context: int, *, start: int, prompt: int, answer: int) -> tuple[Range, Range]:
-    options = PlanOptions(device="cuda", max_context=context)
+def of_turn(
+    m: ModelFacts, context: int, *, start: int, prompt: int, answer: int, chunk: int | None = None
+) -> tuple[Range, Range]:
+    options = PlanOptions(device="cuda", max_context=context, prefill=chunk)
     turn = Turn(start=start, prompt=prompt, answer=answer, prefill_misses=0, decode_misses=0)
     return expected_of_turn(H200, m, make_plan(H200, m, options), turn)
 

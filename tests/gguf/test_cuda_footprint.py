@@ -1,7 +1,7 @@
 """Bytes on a CUDA device, against figures reported for released models."""
 
-from strata.gguf import cuda_footprint
-from strata.kernels.cuda_layout import ATTENTION_SPLITS, MOST_TOKENS, SAMPLE_STRETCH, partial_size
+from strata.gguf import cuda_footprint, cuda_prompt_footprint
+from strata.kernels.cuda_layout import ATTENTION_SPLITS, MOST_TOKENS, PROMPT_TILE_ROWS, SAMPLE_STRETCH, partial_size
 from tests.doctor.shapes import FLASH_NEXT, Q3_30B
 
 
@@ -21,6 +21,41 @@ def test_the_scratch_of_attention_is_what_the_kernels_want():
 def test_the_workspace_of_a_large_model_is_small():
     assert cuda_footprint.workspace_size(FLASH_NEXT, 8).bytes < 16 << 20
     assert cuda_footprint.host_io_size(Q3_30B, 8).bytes < 48 << 20
+
+
+def test_what_a_chunk_of_30b_works_in_by_hand():
+    """2,048 tokens; width 2048, 32 heads and 4 KV heads of 128; 8 of 128 experts of 768; 48 layers."""
+    assert PROMPT_TILE_ROWS[0] == cuda_prompt_footprint.LEAST_TILE_ROWS
+    pairs = 2048 * 8
+    by_hand = {
+        "inputs": 8320 + 2048 * 2048 // 256 * 144,  # position and tokens, to 128 bytes; their rows
+        "x": 2048 * 2048 * 4,
+        "q": 2048 * 4096 * 4,
+        "k": 2048 * 512 * 4,
+        "v": 2048 * 512 * 4,
+        "attended": 2048 * 4096 * 4,
+        "split": pairs * 768 * 4,
+        "split_sums": pairs * 768 // 16 * 4,
+        "split_scales": pairs * 4,
+        "counts": 48 * 128 * 4,
+        "hidden": 2048 * 2048 * 4,
+        "hidden_sums": 2048 * 128 * 4,
+        "hidden_scales": 2048 * 4,
+        "ids": pairs * 4,
+        "weights": pairs * 4,
+        "logits": 2048 * 128 * 4,
+        "share": 2048 * 4,
+        "pairs": pairs * 4,
+        "firsts": 128 * 4,
+        "tiles": (pairs // 32 + 128) * 16,
+        "tile_count": 4,
+        "counters": 4,
+        "results": pairs * 2048 * 4,
+    }
+    found = cuda_footprint.workspace(Q3_30B, 2048)
+    mine = {spec.name.removeprefix("prompt."): spec.nbytes for spec in found if spec.name.startswith("prompt.")}
+    assert mine == by_hand
+    assert found[: -len(mine)] == cuda_footprint.workspace(Q3_30B, 8)
 
 
 def test_weights_keep_their_stored_size_but_for_alignment():

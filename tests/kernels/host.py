@@ -55,6 +55,7 @@ def compile_for_host(kernels: Collection[Kernel], folder: Path) -> dict[Kernel, 
 
 def _library(family: str, expressions: Sequence[str], folder: Path) -> Path:
     headers = [(cuda._SOURCES / name).read_text() for name in cuda._HEADERS if name != "ptx.cuh"]
+    headers += [(cuda._SOURCES / name).read_text() for name in cuda._BUILT_ON.get(family, ())]
     source = (cuda._SOURCES / f"{family}.cu").read_text()
     launchers = [
         f'extern "C" void launch_{i}(const u32* grid, u32 threads, void** arguments, u32 shared) {{\n'
@@ -62,7 +63,8 @@ def _library(family: str, expressions: Sequence[str], folder: Path) -> Path:
         for i, expression in enumerate(expressions)
     ]
     text = "\n".join([_HEADER.read_text(), definitions(" ".join(expressions)), *headers, source, *launchers])
-    text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"\1* \2 = (\1*)simt::dynamic_shared();", text)
+    dynamic = r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];"
+    text = re.sub(dynamic, r"\1* \2 = (\1*)simt::dynamic_shared();", text)
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.so"
     if not path.exists():
         whole = path.with_suffix(".cpp")

@@ -31,11 +31,13 @@ using std::min;
 
 struct alignas(8) uint2 { u32 x, y; };
 struct uint3 { u32 x, y, z; };
+struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(16) uint4 { u32 x, y, z, w; };
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -152,6 +154,7 @@ inline float4* dynamic_shared() { return dynamic.data(); }
 }  // namespace simt
 
 inline void __syncthreads() { simt::meet(simt::block); }
+inline void __syncwarp() { simt::exchange(0x10, [](simt::Exchange&, u32) {}); }
 inline void __threadfence() {}
 template <class T>
 T __shfl_xor_sync(u32, T v, int lanes) {
@@ -244,6 +247,35 @@ inline u32 add_halves(u32 a, u32 b) {
   return float_to_half(half_to_float(a) + half_to_float(b)) | float_to_half(half_to_float(a >> 16) + half_to_float(b >> 16)) << 16;
 }
 inline u32 field(u32 w, u32 mask, u32 base) { return (w & mask) | base; }
+inline u32 shared_address(const void* p) { return (u32)((const char*)p - (const char*)simt::dynamic_shared()); }
+template <class T>
+void copy(void* to, const void* from, bool valid) {
+  if ((size_t)to % sizeof(T)) simt::fail("a copy's place is not aligned");
+  T v = {};
+  if (valid) v = aligned<T>(from);
+  memcpy(to, &v, sizeof v);
+}
+inline void copy16(void* to, const void* from, bool valid) { copy<uint4>(to, from, valid); }
+inline void copy4(void* to, const void* from, bool valid) { copy<u32>(to, from, valid); }
+inline void copies_end() {}
+template <int kLeft>
+void copies_complete() {}
+inline void load_matrices(u32 (&r)[4], const void* row, bool transposed) {
+  if ((size_t)row % 16) simt::fail("a row of a matrix is not aligned");
+  auto& all = simt::exchange(0x500 + transposed, [&](simt::Exchange& e, u32 lane) { e.value[lane] = (u64)row; });
+  int lane = simt::self % 32;
+  for (int m = 0; m < 4; m++) {
+    u32 halves[2];
+    for (int i = 0; i < 2; i++) {
+      int along = lane % 4 * 2 + i, of = transposed ? along : lane / 4, column = transposed ? lane / 4 : along;
+      halves[i] = ((const u16*)all.value[m * 8 + of])[column];
+    }
+    r[m] = halves[0] | halves[1] << 16;
+  }
+}
+inline void load_matrices(u32 (&r)[4], const void* row) { load_matrices(r, row, false); }
+inline void load_matrices(u32 (&r)[4], u32 row) { load_matrices(r, (const char*)simt::dynamic_shared() + row, false); }
+inline void load_transposed(u32 (&r)[4], const void* row) { load_matrices(r, row, true); }
 inline void matrix_unit(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   auto& all = simt::exchange(0x400, [&](simt::Exchange& e, u32 lane) {
     memcpy(e.a[lane], a, sizeof a);
@@ -259,4 +291,8 @@ inline void matrix_unit(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     }
     c[i] = (float)sum;
   }
+}
+inline void matrix_product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  c[0] = c[1] = c[2] = c[3] = 0;
+  matrix_unit(c, a, b0, b1);
 }

@@ -10,7 +10,7 @@ import pytest
 from strata.errors import KernelError
 from strata.kernels import compile
 from strata.kernels.compile import Compiled, Kernel, compile_kernels
-from strata.kernels.cuda_layout import LAYOUTS, Tile
+from strata.kernels.cuda_layout import LAYOUTS, PROMPT_TILE_ROWS, Tile
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
@@ -36,6 +36,14 @@ def kernels() -> list[Kernel]:
         Kernel("residency", "make_ready<uint4,false>"),
         Kernel("route", "route<1,F32,4>"),
         Kernel("route", "route<4,F32,16>"),
+        Kernel("route", "choose_rows<4>"),
+        *(Kernel("prompt", name) for name in ("split_rows", "sort_experts", "combine")),
+        *(
+            Kernel("prompt_attention", f"prompt_attend<{size},true,{cell},1>")
+            for size in (16, 32, 64, 128, 256)
+            for cell in ("KvF16", "KvF32", "KvInt8")
+        ),
+        Kernel("prompt_attention", "prompt_attend<128,true,KvF16,2>"),
     ]
     mixed = f"{Tile.of('Q4_K', 2048)},{Tile.of('Q6_K', 2048)}"
     found += [Kernel("project", f"project<kNothing,false,{tokens},256,{mixed}>") for tokens in (1, 4)]
@@ -48,6 +56,11 @@ def kernels() -> list[Kernel]:
         row, short = Tile.of(type_, 2048), Tile.of(type_, 768, 3)
         found += [
             Kernel("embed", f"gather_rows<{type_}>"),
+            *(
+                Kernel("prompt_product", f"prompt_product<{type_},{gated},{rows}>")
+                for gated in ("false", "true")
+                for rows in PROMPT_TILE_ROWS
+            ),
             Kernel("project", f"project<kResidual,false,1,{row.warps * 32},{row}>"),
             Kernel("experts", f"expert_gate_up<{row},{max(1, 8 // row.warps)}>"),
             Kernel("experts", f"expert_down<{short},{8 * short.warps * 32}>"),

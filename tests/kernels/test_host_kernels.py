@@ -100,3 +100,31 @@ def test_the_other_ops(gpu_test: Load) -> None:
     ops.test_route(8, 2, 128, 6)
     ops.test_route(60, 4, 256, 1)
     ops.test_route_breaks_ties_by_index()
+
+
+@pytest.mark.parametrize("type_", LAYOUTS)
+def test_every_type_through_a_prompts_product(type_: str, gpu_test: Load) -> None:
+    gpu_test("test_gpu_prompt").test_norm_project(type_, 9)
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "size", "dims", "style", "normed", "dtype"),
+    [
+        (4, 2, 128, 128, RopeStyle.NEOX, True, "float16"),
+        (2, 1, 64, 64, RopeStyle.NORM, False, "float32"),
+        (4, 2, 128, 128, RopeStyle.NEOX, True, "int8"),
+        (2, 1, 32, 32, RopeStyle.NORM, False, "int8"),
+        (2, 1, 256, 64, RopeStyle.NEOX, True, "int8"),
+    ],
+)
+def test_attention_of_a_prompt(
+    heads: int, groups: int, size: int, dims: int, style: RopeStyle, normed: bool, dtype: str, gpu_test: Load
+) -> None:
+    gpu_test("test_gpu_prompt").test_attention(61, 20, heads, groups, size, dims, style, normed, dtype)
+
+
+def test_the_other_ops_of_a_prompt(gpu_test: Load) -> None:
+    prompt = gpu_test("test_gpu_prompt")
+    prompt.test_route_experts_and_a_shared_one(9, 6, 3, "Q4_K", "Q6_K")
+    prompt.test_dense_ffn("Q4_0")
+    prompt.test_large_and_small_rows_keep_their_digits()

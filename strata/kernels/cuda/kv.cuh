@@ -6,6 +6,7 @@ template <class Cell_>
 struct KvFloats {
   using Cell = Cell_;
   static constexpr bool kQuantised = false;
+  static constexpr int kHalves = sizeof(Cell) / 2;  // that hold a cell: what float32 has beyond two is lost
   static constexpr int kAhead = 4;  // loads of keys or values that a lane has in flight
   struct Cache {
     Cell* cells;
@@ -49,6 +50,7 @@ struct KvF16 : KvFloats<u16> {
 // int8 with an f16 scale for 64 columns of a head, or for all of a smaller one: as strata/kernels/kv_int8.py defines it.
 struct KvInt8 {
   static constexpr bool kQuantised = true;
+  static constexpr int kHalves = 2;
   static constexpr int kAhead = 8;  // as many bytes as KvF16 has
   struct Cache {
     i8* codes;

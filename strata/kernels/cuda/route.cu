@@ -110,3 +110,12 @@ __global__ void __launch_bounds__(kRouteThreads) route(const u8* router, const f
   if (!last_block(counter, gridDim.x)) return;
   for (int t = threadIdx.x / kWarp; t < tokens; t += kRouteThreads / kWarp) choose<kEach>(choice, t);
 }
+
+// The choice of experts for many tokens from their logits, one warp a token.
+template <int kEach>
+__global__ void __launch_bounds__(kRouteThreads) choose_rows(const Choice choice, int tokens) {
+  wait_for_previous();
+  let_next_start();
+  int t = blockIdx.x * (kRouteThreads / kWarp) + threadIdx.x / kWarp;
+  if (t < tokens) choose<kEach>(choice, t);
+}

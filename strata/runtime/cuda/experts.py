@@ -121,6 +121,19 @@ class ResidentExperts:
         """See `strata.runtime.models.Experts.add`."""
         self._ops.experts_add(hidden, self._slots[layer], ids, weights, residual)
 
+    @property
+    def slots(self) -> Mapping[int, CudaSlots]:
+        """The part of a pool that each layer's experts have."""
+        return self._slots
+
+    def note_counts(self, counts: NDArray[np.int32]) -> None:
+        """Count what a chunk of a prompt asked for: `counts` [layers, N] says by how many tokens."""
+        layers = len(self._slots)
+        self.counts.calls += layers
+        self.counts.waves += layers
+        self.counts.hits += int(np.count_nonzero(counts))
+        self.seen |= counts > 0
+
     def uses(self) -> None:
         """See `strata.runtime.loader.CountsExperts`: where all have slots, nothing needs to be known."""
 

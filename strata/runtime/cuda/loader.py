@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -11,19 +11,22 @@ import numpy as np
 
 from strata.doctor.plan import AllocationPlan, Tier
 from strata.gguf import cuda_footprint, footprint
+from strata.gguf.cuda_prompt_footprint import prompt_rows_at
 from strata.gguf.footprint import BufferSpec
 from strata.gguf.model_facts import ModelFacts
 from strata.gguf.reader import GGUFFile
 from strata.kernels.cuda_layout import lay_out
 from strata.kernels.cuda_ops import CudaOps, CudaWeight
+from strata.kernels.cuda_prompt import PromptOps
 from strata.kernels.dequant import dequantise
-from strata.kernels.ops import Array
+from strata.kernels.ops import Array, Weight
 from strata.runtime.cuda.cached import CachedExperts, first_in
 from strata.runtime.cuda.device import CudaDevice
 from strata.runtime.cuda.embedding import LINE as EMBEDDING_LINE
 from strata.runtime.cuda.embedding import HostRows, PinnedTable
 from strata.runtime.cuda.experts import ResidentExperts, largest_call, pools_of
 from strata.runtime.cuda.graph import Recorder
+from strata.runtime.cuda.prompt import PromptExperts, Prompts
 from strata.runtime.cuda.step import CudaStep
 from strata.runtime.cuda.support import check_cuda
 from strata.runtime.cuda.touch import moved_out
@@ -90,18 +93,25 @@ def load_cuda(
             embedding.load(step)
         if store:
             store.load(step, _READERS)
-        table = _table(file, weights.by_name[HEAD], buffers["inputs"], embedding, device)
+        place = buffers["inputs"][cuda_footprint.INPUT_ROWS :]
+        table = _table(file, weights.by_name[HEAD], place, embedding, device)
         rope = _rope(file, config, buffers["rope"], device)
         by_name = weights.by_name | {EMBEDDING: table}
         decoder = build_model(rope, by_name, ops, buffers, kv.layers, experts)
         rows = embedding if isinstance(embedding, HostRows) else None
-        run = CudaStep(device, ops, recorder, decoder, buffers, host, rows, experts)
+        prompts = None
+        resident = experts if isinstance(experts, ResidentExperts) else None
+        if cuda_footprint.takes_prompts(facts, plan.chunk) and (resident or not facts.experts):
+            place = buffers["prompt.inputs"][prompt_rows_at(plan.chunk) :]
+            by_name[EMBEDDING] = _table(file, by_name[HEAD], place, embedding, device)
+            prompts = _prompts(rope, by_name, kv, device, ops, buffers, host, rows, resident)
+        run = CudaStep(device, ops, recorder, decoder, buffers, host, rows, experts, prompts)
         run.prepare(load.compiling)
         notes = (*_unpinned(device), *moved_out(device, memory, buffers["piece"], host["pieces"]))
         undo.pop_all()
         if experts:
             experts.forget()
-        most = largest_call(plan, facts, len(buffers["x"]))
+        most = prompts.most if prompts else largest_call(plan, facts, len(buffers["x"]))
         return LoadedModel(run, kv, experts, most, notes)
 
 
@@ -129,7 +139,7 @@ def _embedding(file: GGUFFile, plan: AllocationPlan, memory: PlannedMemory) -> P
 
 
 def _table(
-    file: GGUFFile, head: CudaWeight, inputs: Array, embedding: PinnedTable | HostRows | None, device: CudaDevice
+    file: GGUFFile, head: CudaWeight, place: Array, embedding: PinnedTable | HostRows | None, device: CudaDevice
 ) -> CudaWeight:
     """The matrix that tokens are looked up in: a tied head, the host's table, or the few rows that come with them."""
     if embedding is None:
@@ -137,8 +147,29 @@ def _table(
     table = file.tensors[EMBEDDING]
     if isinstance(embedding, PinnedTable):
         return CudaWeight(device.mapped(embedding.table), table.type.name, table.shape[1], table.shape[0])
-    data = inputs[cuda_footprint.INPUT_ROWS :]
-    return CudaWeight(data, table.type.name, len(data) * table.shape[1] // table.nbytes, table.shape[0])
+    return CudaWeight(place, table.type.name, len(place) * table.shape[1] // table.nbytes, table.shape[0])
+
+
+def _prompts(
+    config: ModelConfig,
+    by_name: Mapping[str, Weight],
+    kv: KvCache,
+    device: CudaDevice,
+    ops: CudaOps,
+    buffers: Mapping[str, Array],
+    host: Mapping[str, Any],
+    rows: HostRows | None,
+    resident: ResidentExperts | None,
+) -> Prompts:
+    """Put the model together a second time, over the same weights and cells, for chunks of a prompt."""
+    mine, hosts = (
+        {name.removeprefix("prompt."): array for name, array in each.items() if name.startswith("prompt.")}
+        for each in (buffers, host)
+    )
+    prompt_ops = PromptOps(ops, mine, config.facts.expert_width)
+    experts = PromptExperts(prompt_ops, resident.slots, mine["counts"]) if resident else None
+    decoder = build_model(config, by_name, prompt_ops, mine, kv.layers, experts)
+    return Prompts(device, decoder, mine, hosts, rows, resident)
 
 
 def _rope(file: GGUFFile, config: ModelConfig, place: Array, device: CudaDevice) -> ModelConfig:

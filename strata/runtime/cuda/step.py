@@ -18,6 +18,7 @@ from strata.runtime.cuda.chain import CudaChain, sampling_of
 from strata.runtime.cuda.device import CudaDevice, array_on
 from strata.runtime.cuda.embedding import HostRows
 from strata.runtime.cuda.graph import Recorder, Recording
+from strata.runtime.cuda.prompt import Prompts
 from strata.runtime.models import Decoder
 from strata.runtime.sampler import SamplerOptions
 
@@ -62,6 +63,8 @@ class CudaStep:
     rows : HostRows or None
         None where the embedding is on the device.
     experts : NotesExperts or None
+    prompts : Prompts or None
+        Runs more tokens than a graph is recorded for.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class CudaStep:
         host: Mapping[str, NDArray[Any]],
         rows: HostRows | None,
         experts: NotesExperts | None,
+        prompts: Prompts | None = None,
     ) -> None:
+        self._prompts = prompts
         self._device, self._ops, self._recorder, self._decoder = device, ops, recorder, decoder
         self._rows, self._experts = rows, experts
         self._most = len(buffers["x"])
@@ -104,6 +109,8 @@ class CudaStep:
     def __call__(self, tokens: Sequence[int], position: int, *, logits: bool) -> NDArray[np.float32] | None:
         """See `strata.runtime.loader.Step`."""
         count = len(tokens)
+        if self._prompts is not None and count > self._most:
+            return self._run_prompt(self._prompts, tokens, position, logits)
         with self._device.errors(f"run {count} tokens from position {position} on"), self._device.stream:
             self._host_position[0] = position
             if self._rows is None:
@@ -163,6 +170,20 @@ class CudaStep:
         self._recordings.clear()
         self._ops.close()
 
+    def _run_prompt(
+        self, prompts: Prompts, tokens: Sequence[int], position: int, logits: bool
+    ) -> NDArray[np.float32] | None:
+        """Run a chunk, kernel by kernel: that takes the host less time than the device."""
+        with self._device.errors(f"run {len(tokens)} tokens from position {position} on"), self._device.stream:
+            x = prompts.forward(tokens, position)
+            if logits:
+                self._decoder.logits(x, self._logits)
+                self._device.to_host(self._host_logits, self._logits)
+            self._device.wait()
+        prompts.note()
+        result: NDArray[np.float32] = self._host_logits[0]
+        return result if logits else None
+
     def _run(self, count: int, logits: bool, *, chooses: bool) -> None:
         shape = count, logits, chooses
         if shape not in self._recordings:
@@ -185,3 +206,5 @@ class CudaStep:
     def _every_shape(self) -> None:
         for count in range(1, self._most + 1):
             self._forward(count, True, count == 1)
+        if self._prompts is not None:
+            self._prompts.every_shape()

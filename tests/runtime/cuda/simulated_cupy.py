@@ -159,7 +159,7 @@ def simulated_cuda(monkeypatch: pytest.MonkeyPatch, capacity: int) -> Iterator[R
     with monkeypatch.context() as patch:
         for name in list(sys.modules):
             if name.split(".")[0] in ("cupy", "cupy_backends") or name.startswith(
-                ("strata.runtime.cuda.", "strata.kernels.cuda_ops")
+                ("strata.runtime.cuda.", "strata.kernels.cuda_ops", "strata.kernels.cuda_prompt")
             ):
                 patch.delitem(sys.modules, name)
         patch.setitem(sys.modules, "cupy", cupy)
@@ -181,5 +181,5 @@ def simulated_cuda(monkeypatch: pytest.MonkeyPatch, capacity: int) -> Iterator[R
             yield runtime
         finally:
             for name in list(sys.modules):
-                if name.startswith(("strata.runtime.cuda.", "strata.kernels.cuda_ops")):
+                if name.startswith(("strata.runtime.cuda.", "strata.kernels.cuda_ops", "strata.kernels.cuda_prompt")):
                     del sys.modules[name]
