@@ -197,3 +197,9 @@ def test_another_gpu_is_offered_only_where_there_is_one() -> None:
     for listed, offered in ((gpus[:1], False), ([gpus[0], gpus[0]], True)):
         remedy = findings_of(case.machine({"nvml.value.gpus": listed}))["STR-CUDA-BUSY"].remedy or ""
         assert ("--gpu" in remedy) is offered
+
+
+@pytest.mark.parametrize(("tier", "advice"), [("vram", "A card with more memory"), ("pageable", "More RAM")])
+def test_more_of_the_memory_that_is_short_is_advised(tier: str, advice: str) -> None:
+    machine = cases()["8gb-card-no-room"].machine({"plan.shortfall.tier": tier, "plan.changes": []})
+    assert (findings_of(machine)["STR-PLAN-FIT"].remedy or "").startswith(advice)
