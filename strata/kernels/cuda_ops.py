@@ -14,13 +14,25 @@ from typing import Any
 import cupy
 
 from strata.kernels.compile import Kernel, compile_kernels
+from strata.kernels.cuda_arguments import (
+    ExpertPool,
+    NormedPair,
+    NormedRows,
+    Planes,
+    Residency,
+    Segment,
+    Segments,
+    cells_of,
+    choice_of,
+    heads_of,
+    pointer,
+)
 from strata.kernels.cuda_layout import ATTENTION_SPLITS, LAYOUTS, SAMPLE_STRETCH, Tile, staged_bytes
 from strata.kernels.launch import Argument, LoadedKernel
 from strata.kernels.ops import Array, KvLayer, Rope, RopeStyle
 from strata.kernels.residency import MOST_ASKED, Pool, Tables
 
 _FRESH = 8  # most tokens that attention appends by itself (kFresh there)
-_KV_CELLS = {"float16": "KvF16", "float32": "KvF32", "int8": "KvInt8"}  # of cuda/kv.cuh
 _WARP = 32
 _TILE_ROWS = 16  # of a team of warps (kTileRows in cuda/gemv.cuh)
 _ROUTE_THREADS = 128
@@ -56,83 +68,6 @@ class CudaSlots:
     gate_type: str
     up_type: str
     down_type: str
-
-
-class _Segment(ctypes.Structure):
-    _fields_ = (
-        ("weight", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("rows", ctypes.c_int),
-        ("tile", ctypes.c_int),
-        ("first_block", ctypes.c_int),
-        ("unused", ctypes.c_int),
-    )
-
-
-class _Segments(ctypes.Structure):
-    _fields_ = (("at", _Segment * 4), ("count", ctypes.c_int), ("blocks", ctypes.c_int))
-
-
-class _NormedRows(ctypes.Structure):
-    _fields_ = (
-        ("x", ctypes.c_void_p),
-        ("norm", ctypes.c_void_p),
-        ("width", ctypes.c_int),
-        ("unused", ctypes.c_int),
-    )
-
-
-class _NormedPair(ctypes.Structure):
-    _fields_ = (("at", _NormedRows * 2),)
-
-
-class _Heads(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "q_norm", "k_norm", "frequencies")),
-        ("eps", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("dims", "heads", "kv_heads")),
-    )
-
-
-class _Cells(ctypes.Structure):
-    _fields_ = (("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p))
-
-
-class _Pool(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_uint64 if name != "base" else ctypes.c_void_p)
-        for name in ("base", "stride", "gate", "up", "down")
-    )
-
-
-class _Choice(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "slot_of", "ids", "slots", "weights")),
-        *((name, ctypes.c_int) for name in ("n", "top_k", "normalise")),
-        ("scale", ctypes.c_float),
-    )
-
-
-class _Residency(ctypes.Structure):
-    _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("slot_of", "owner", "use", "calls", "source", "counts", "wanted", "base")
-        ),
-        *((name, ctypes.c_uint64) for name in ("stride", "bytes")),
-        *((name, ctypes.c_int) for name in ("slots", "experts", "layer", "policy")),
-    )
-
-
-class _Planes(ctypes.Structure):
-    _fields_ = (
-        ("offset", ctypes.c_int * 5),
-        ("size", ctypes.c_int * 5),
-        ("start", ctypes.c_int * 5),
-        ("count", ctypes.c_int),
-        ("block", ctypes.c_int),
-    )
 
 
 class CudaOps:
@@ -199,7 +134,7 @@ class CudaOps:
             to = out.data.ptr + first * layout.nbytes
             cupy.cuda.runtime.memcpyAsync(to, source, nbytes, 4, cupy.cuda.get_current_stream().ptr)
             return
-        planes = _Planes(count=len(layout.planes), block=layout.nbytes)
+        planes = Planes(count=len(layout.planes), block=layout.nbytes)
         start = 0
         for i, (offset, size) in enumerate(layout.planes):
             planes.offset[i], planes.size[i], planes.start[i] = offset, size, start
@@ -222,9 +157,9 @@ class CudaOps:
 
     def norm_rows(self, rows: Sequence[Array], norms: Sequence[Array], eps: float) -> None:
         """See `strata.kernels.ops.Ops.norm_rows`."""
-        pair = _NormedPair()
+        pair = NormedPair()
         for i, (x, norm) in enumerate(zip(rows, norms, strict=True)):
-            pair.at[i] = _NormedRows(_pointer(x), _pointer(norm), x.shape[1])
+            pair.at[i] = NormedRows(pointer(x), pointer(norm), x.shape[1])
         self._launch("norm", "norm_rows", (len(rows), len(rows[0])), 256, pair, eps)
 
     def project_add(self, x: Array, weight: CudaWeight, residual: Array, *, scale: float = 1.0) -> None:
@@ -352,7 +287,7 @@ class CudaOps:
             f"make_ready<{_WORDS[pool.word]},{str(fits).lower()}>",
             (_READY_BLOCKS,),
             _READY_THREADS,
-            *(_Residency(*(_pointer(table) for table in (*each, pool.data)), *numbers), ids, asked, len(ids), slots),
+            *(Residency(*(pointer(table) for table in (*each, pool.data)), *numbers), ids, asked, len(ids), slots),
             self._scratch["counters"],
             shared=kept if fits else 4 * -(-len(pool.owner) // 32),
         )
@@ -375,7 +310,7 @@ class CudaOps:
         top_k = slots.shape[1]
         activation = self._scratch["activation"]
         width = activation.shape[-1]
-        structure = _Pool(pool.data.data.ptr, pool.stride, pool.gate, pool.up, pool.down)
+        structure = ExpertPool(pool.data.data.ptr, pool.stride, pool.gate, pool.up, pool.down)
         if pool.gate_type != pool.up_type:
             raise ValueError(f"gate is {pool.gate_type} and up {pool.up_type}")
         ids, slot_of = readied or (None, None)
@@ -428,11 +363,11 @@ class CudaOps:
         # A large matrix is walked by the blocks that fit at once, which then read the activations once.
         fit = self._processors * max(1, _THREADS // threads)
         walks = len(weights) == 1 and blocks[0] > 4 * fit
-        segments = _Segments(count=len(weights), blocks=fit if walks else sum(blocks))
+        segments = Segments(count=len(weights), blocks=fit if walks else sum(blocks))
         first = 0
         for i, (weight, tile, out) in enumerate(zip(weights, tiles, outs, strict=True)):
-            bias = 0 if biases is None else _pointer(biases[i])
-            segments.at[i] = _Segment(weight.data.data.ptr, out.data.ptr, bias, weight.rows, kinds.index(tile), first)
+            bias = 0 if biases is None else pointer(biases[i])
+            segments.at[i] = Segment(weight.data.data.ptr, out.data.ptr, bias, weight.rows, kinds.index(tile), first)
             first += blocks[i]
         flags = f"{onto if biases is None else 'kBias'},{str(walks).lower()}"
         self._launch(
@@ -480,47 +415,10 @@ class CudaOps:
         self._kernels[kernel](grid, threads, arguments, cupy.cuda.get_current_stream().ptr, shared)
 
 
-def heads_of(
-    q: Array, k: Array, v: Array, norms: tuple[Array, Array] | None, eps: float, rope: Rope
-) -> ctypes.Structure:
-    """Return what attention's kernels take of how heads are prepared: arguments of `CudaOps.attention`."""
-    arrays = (q, k, v, *(norms or (None, None)), rope.inverse_frequencies)
-    return _Heads(*(_pointer(each) for each in arrays), eps, rope.dims, q.shape[1], k.shape[1])
-
-
-def cells_of(kv: KvLayer) -> tuple[str, Any, Any]:
-    """Return how attention's kernels name a KV cache's type, and what they take of keys and values."""
-    return _KV_CELLS[kv.keys.dtype.name], _cells(kv.keys, kv.key_scales), _cells(kv.values, kv.value_scales)
-
-
-def choice_of(
-    logits: Array,
-    slot_of: Array | None,
-    ids: Array,
-    slots: Array,
-    weights: Array,
-    *,
-    experts: int,
-    normalise: bool,
-    scale: float,
-) -> ctypes.Structure:
-    """Return what the router's kernels take; see `CudaOps.route`."""
-    pointers = (_pointer(each) for each in (logits, slot_of, ids, slots, weights))
-    return _Choice(*pointers, experts, ids.shape[1], int(normalise), scale)
-
-
 def heads_together(heads: int, groups: int, size: int) -> int:
     """Return how many query heads of a KV head one block of attention takes: a divisor, 1024 floats at most."""
     each = heads // groups
     return next(r for r in range(min(8, each, 1024 // size), 0, -1) if each % r == 0)
-
-
-def _cells(cells: Array, scales: Array | None) -> Argument:
-    return ctypes.c_void_p(_pointer(cells)) if scales is None else _Cells(_pointer(cells), _pointer(scales))
-
-
-def _pointer(array: Array | None) -> int:
-    return 0 if array is None else int(array.data.ptr)
 
 
 def _argument(value: Any) -> Argument:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strata.kernels.cuda_arguments import cells_of, choice_of, heads_of, pointer
 from strata.kernels.cuda_layout import PROMPT_TILE_ROWS
-from strata.kernels.cuda_ops import CudaOps, CudaSlots, CudaWeight, cells_of, choice_of, heads_of
+from strata.kernels.cuda_ops import CudaOps, CudaSlots, CudaWeight
 from strata.kernels.ops import Array, KvLayer, Rope, RopeStyle
 
 _RESULTS = 128  # that a block of a product makes (kRows in cuda/prompt_product.cu)
@@ -298,8 +299,8 @@ class PromptOps:
     ) -> None:
         arrays = {"tiles": tiles.of, "tile_count": tiles.count, "sources": sources, "to": to, "share": share}
         product = _Product(
-            **{name: _address(array) for name, array in arrays.items()},
-            **{name: _address(getattr(rows, name)) for name in ("x", "sums", "scales")},
+            **{name: pointer(array) for name, array in arrays.items()},
+            **{name: pointer(getattr(rows, name)) for name in ("x", "sums", "scales")},
             stride=tiles.stride,
             count=len(matrices),
             divide=divide,
@@ -311,7 +312,7 @@ class PromptOps:
         blocks = 0
         for i, matrix in enumerate(matrices):
             first = 0 if gated else blocks
-            product.at[i] = _Part(matrix.data, _address(matrix.out), _address(matrix.bias), matrix.rows, first)
+            product.at[i] = _Part(matrix.data, pointer(matrix.out), pointer(matrix.bias), matrix.rows, first)
             blocks += -(-matrix.rows // _RESULTS)
         if gated:
             blocks = -(-matrices[0].rows // (_RESULTS // 2))
@@ -328,10 +329,6 @@ class PromptOps:
         """Return how many rows a tile has where about so many share a matrix."""
         fit = [tile for tile in PROMPT_TILE_ROWS if _shared_bytes(tile) <= self._shared]
         return next((tile for tile in fit if tile >= rows), fit[-1])
-
-
-def _address(array: Array | None) -> int:
-    return 0 if array is None else int(array.data.ptr)
 
 
 def _shared_bytes(tile: int) -> int:
