@@ -28,10 +28,10 @@ FAILED = r"fail|cannot|can't|could ?n[o']t|unable|refus|error|stopped|denied|rej
 PIN_SIZE = (
     r"(?:cannot|can't|could ?n[o']t|failed to|unable to|refus\w*)\b.{0,40}\d+(?:\.\d+)? ?[KMG]i?B"
     r"|\d+ ?[KMG]i?B.{0,30}(?:fail|refus|reject|denied)"
-    r"|(?:fail|refus|reject|could ?n[o']t) .{0,60}\b(?:error|code) \d+\b"
+    r"|(?:fail|refus|reject|could ?n[o']t) .{0,60}\b(?:buffer|memory|alloc\w*)\b.{0,20}\b(?:error|code) \d+\b"
 )
 NOT_THERE = (
-    r"cannot open|not found|no such file|could not (?:load|find)(?! optional)|(?:unable|failed) to (?:load|find)"
+    r"cannot open|not found|no such file|could not (?:load|find)|(?:unable|failed) to (?:load|find)"
     r"|could not be found"
 )
 
@@ -58,7 +58,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "STR-RAM-SHORT",
         "RAM exhausted (another engine)",
         (
-            r"DefaultCPUAllocator|\bCPU(?:_Mapped|_REPACK)? buffer|ggml_backend_cpu_\w+|ggml_aligned_malloc"
+            r"DefaultCPUAllocator|\bCPU(?:_Mapped|_REPACK)? buffer|ggml_backend_cpu_\w*alloc\w*|ggml_aligned_malloc"
             r"|requires more system memory|memory allocation of \d+ bytes failed",
             NO_MEMORY + "|fail|unable|requires more",
         ),
@@ -377,7 +377,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     KnownError(
         "STR-DRV-LIBCUDA",
         "libcuda not found",
-        (r"(?:lib)?cuda\.so|nvcuda\.dll", NOT_THERE + r"|WinError 126"),
+        (r"(?:lib)?cuda\.so|nvcuda\.dll", NOT_THERE + r"|WinError 126", r"^(?!.*\bsymbol)"),  # then it was found
         "the driver's CUDA library is not on the search path",
         "Install the driver's compute library (Ubuntu: libnvidia-compute-NNN); container: docker run --gpus all ...",
     ),

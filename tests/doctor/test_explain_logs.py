@@ -48,6 +48,14 @@ LINES = [
     ("modprobe: ERROR: could not insert 'nvidia': No such device", "STR-DRV-NONE"),
 ]
 ORDINARY = [
+    "failed to pin numpy in requirements.txt: error 5",
+    "ggml_backend_cpu_reg: failed to read the list of features",
+    "apt: could not pin package version, error 100",
+    "Xidel: cannot open page",
+    "INFO: 3 tests, 0 error 35 skipped, cuda backend",
+    "loaded module nvcuda.dll, 2 symbols not found in export list",
+    "git push rejected: commit limit of 50 per push",
+    "the job pool is not supported",
     "dhclient[123]: DHCPREQUEST for 1.2.3.4 on eth0 to 255.255.255.255 port 67 (xid=0x3d1f) failed",
     "dhclient: DHCPREQUEST of 192.168.0.9 on eth0 (xid=0x2a17c3d) timed out",
     "dhclient: DHCPACK failed, xid 79",

@@ -199,7 +199,11 @@ def test_another_gpu_is_offered_only_where_there_is_one() -> None:
         assert ("--gpu" in remedy) is offered
 
 
-@pytest.mark.parametrize(("tier", "advice"), [("vram", "A card with more memory"), ("pageable", "More RAM")])
-def test_more_of_the_memory_that_is_short_is_advised(tier: str, advice: str) -> None:
-    machine = cases()["8gb-card-no-room"].machine({"plan.shortfall.tier": tier, "plan.changes": []})
+@pytest.mark.parametrize(
+    ("backend", "tier", "advice"),
+    [("cuda", "vram", "A card with more memory"), ("cuda", "pageable", "More RAM"), ("numpy", "vram", "More RAM")],
+)
+def test_more_of_the_memory_that_is_short_is_advised(backend: str, tier: str, advice: str) -> None:
+    changes = {"plan.device.backend": backend, "plan.shortfall.tier": tier, "plan.changes": []}
+    machine = cases()["8gb-card-no-room"].machine(changes)
     assert (findings_of(machine)["STR-PLAN-FIT"].remedy or "").startswith(advice)
