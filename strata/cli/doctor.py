@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strata.cli.output import emit_json, out, say, stop, unicode_ok
-from strata.cli.preflight import OpenModel, make_or_load_plan, open_model, take_facts, with_last_run
+from strata.cli.preflight import OpenModel, open_model, plan_or_why_not, take_facts, with_last_run
 from strata.cli.progress import steps
 from strata.errors import ExitCode, Undetermined, UsageError
 
@@ -74,12 +74,7 @@ def examine(request: DoctorRequest, options: PlanOptions) -> None:
 
         write_facts(Redactor().value(facts), request.save_facts)
         say(f"The facts are saved, names and serials replaced: {request.save_facts}")
-    plan = None
-    if opened:
-        try:
-            plan, _ = make_or_load_plan(opened.facts, facts, options)
-        except Undetermined as error:  # the checks say what is unknown; the report is worth having without a plan
-            say(f"No plan: {error}")
+    plan, no_plan = plan_or_why_not(opened, facts, options)
     report = diagnose(
         facts,
         model=opened.facts if opened else None,
@@ -88,6 +83,7 @@ def examine(request: DoctorRequest, options: PlanOptions) -> None:
         only=request.only,
         skip=request.skip,
         strict=request.strict,
+        no_plan=no_plan,
     )
     if request.json:
         emit_json(report)

@@ -136,6 +136,28 @@ def make_or_load_plan(
     return check_saved(plan, facts, model)
 
 
+def plan_or_why_not(
+    model: OpenModel | None, facts: Facts, options: PlanOptions
+) -> tuple[AllocationPlan | None, Undetermined | None]:
+    """Plan for a report, which is worth having without a plan too: then return why there is none.
+
+    A GPU that was asked for has to be there, with a model or without.
+
+    Raises
+    ------
+    StrataError
+        The options are wrong: `UsageError` where --gpu names no GPU of this machine.
+    """
+    from strata.doctor.gpus import choose_gpu
+
+    try:
+        if options.device == "cuda" or (options.device == "auto" and options.gpu is not None):
+            choose_gpu(facts, options.gpu)
+        return (make_or_load_plan(model.facts, facts, options)[0] if model else None), None
+    except Undetermined as error:
+        return None, error
+
+
 def with_notes(plan: AllocationPlan, notes: tuple[str, ...]) -> AllocationPlan:
     """Put notes before a plan's own."""
     import msgspec

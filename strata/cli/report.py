@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.cli.output import emit_json, out, say, stop
-from strata.cli.preflight import make_or_load_plan, open_model, take_facts, with_last_run
-from strata.errors import ExitCode, Undetermined
+from strata.cli.preflight import open_model, plan_or_why_not, take_facts, with_last_run
+from strata.errors import ExitCode
 
 if TYPE_CHECKING:
     from strata.doctor.plan import PlanOptions
@@ -21,25 +21,24 @@ def write_report(model: str | None, options: PlanOptions, folder: Path, *, json:
     from strata.doctor.diagnose import diagnose
     from strata.doctor.raw_outputs import raw_outputs
     from strata.doctor.report import Trimmed
+    from strata.doctor.units import counted
     from strata.runtime.runlog import log_folder, run_logs
 
     opened = open_model(model, header_only=True) if model else None
     facts = with_last_run(take_facts(opened.file.path if opened else None, options))
-    plan = None
-    if opened:
-        try:
-            plan, _ = make_or_load_plan(opened.facts, facts, options)
-        except Undetermined as error:
-            say(f"No plan: {error}")
-    report = diagnose(facts, model=opened.facts if opened else None, plan=plan, options=options)
+    plan, no_plan = plan_or_why_not(opened, facts, options)
+    report = diagnose(facts, model=opened.facts if opened else None, plan=plan, options=options, no_plan=no_plan)
     bundle = write_bundle(report, folder, logs=run_logs(log_folder()), raw=raw_outputs())
     if json:
         emit_json({"markdown": str(bundle.markdown), "archive": str(bundle.archive), "replaced": len(bundle.replaced)})
         return
     out().print(Trimmed(Text(report.verdict.sentence)))
-    out().print(f"\nFor an issue, paste  {bundle.markdown}\nand attach           {bundle.archive}", soft_wrap=True)
-    kinds = ", ".join(f"{each.pseudonym} ({each.times} times)" for each in bundle.replaced)
-    out().print(f"Replaced: {kinds or 'nothing'}. Look through both before you send them.", soft_wrap=True)
+    out().print(
+        Text(f"\nFor an issue, paste  {bundle.markdown}\nand attach           {bundle.archive}"), soft_wrap=True
+    )
+    kinds = ", ".join(f"{each.pseudonym} ({counted(each.times, 'time')})" for each in bundle.replaced)
+    replaced = Text(f"Replaced: {kinds or 'nothing'}. Look through both before you send them.")  # [..] is no markup
+    out().print(replaced, soft_wrap=True)
 
 
 def explain_text(given: str, *, json: bool) -> None:

@@ -122,6 +122,8 @@ def vram_reserve(host: HostFacts, gpu: Gpu, options: PlanOptions) -> tuple[int, 
     paged = is_windows(host) or host.wsl == "wsl2"
     extra = WDDM_RESERVE if paged else 0
     drawn = gpu.nvml.display_active if gpu.nvml else None
+    if gpu.uuid.startswith("MIG-"):  # NVML knows the whole card, not the slice
+        return RESERVE + extra, "(a MIG slice draws no desktop)", ()
     if drawn is None:
         note = "Whether the card drives a desktop is unknown: the reserve is that of one that does."
         return DISPLAY_RESERVE + extra, "for a desktop that may be drawn on it", (note,)

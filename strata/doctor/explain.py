@@ -17,10 +17,13 @@ MOST_PARTS = 4  # of one wrapped line
 MOST_LINES = 4_000  # different lines of trouble that are looked at; of more, the first and the last ones
 CLOCK = re.compile(r"^[\[(]*\d[\dT:.,/ Z+-]{6,}\W*")  # a time stamp, which makes equal lines differ
 CODE = re.compile(
-    r"(?:cuda\w*|\bcu[A-Z]\w*|\bnvrtc)[^\n]{0,80}?\b(?:error|code|status|returned|failed|rc|err)\b[ :=(#]*(\d{1,3})\b"
+    r"(?:cuda\w*|\bcu[A-Z]\w*|\bnvrtc)[^\n]{0,80}?(?<!\d )\b(?:error|code|status|returned|failed|rc|err)\b"
+    r"(?: with)?(?: error| code)?[ :=(#]*(\d{1,3})\b(?! (?:passed|skipped|tests?)\b)"
     r"|(?:cudaError_?t?|CUresult)[ :=(]+(\d{1,3})\b",
     re.IGNORECASE,
 )
+DISTINCTIVE = 24  # signs of a CUDA error's string that nobody else says
+CUDA_SAYS = re.compile(r"(?<![\w/.\\-])cuda\w*(?![\w/\\-])", re.IGNORECASE)  # not the name of a folder
 NOT_KNOWN = "Not known: Strata recognises no line of this text. strata report gathers what a person needs to help."
 EVENT = '{"event":'  # how a line of a run log begins
 Known = tuple[str, str, str, str | None]  # title, cause, remedy, check
@@ -125,10 +128,13 @@ def _rules() -> tuple[tuple[tuple[re.Pattern[str], ...], Known], ...]:
 
 @cache
 def _code_words() -> re.Pattern[str]:
-    """Every name and string of a CUDA error; a string counts from three quarters of its length, for cut-off lines."""
+    """Every name and string of a CUDA error; a string counts from three quarters of its length, for cut-off lines.
+
+    A short string may be anybody's words ("operation not supported"): see `_by_code`.
+    """
     words = []
     for code, known in CUDA_CODES.items():
-        long = known.string if len(known.string) > 16 else None
+        long = known.string if len(known.string) >= DISTINCTIVE else None
         cut = re.escape(long[: len(long) * 3 // 4]) if long else None
         names = [rf"{known.name}\b", rf"{known.driver_name}\b", *([cut] if cut else [])]
         words.append(f"(?P<c{code}>{'|'.join(names)})")
@@ -149,7 +155,7 @@ def _by_code(line: str) -> Known | None:
     elif by_number := CODE.search(line):
         code = int(by_number[1] or by_number[2])
     else:
-        short = line.lower() if "cuda" in line.lower() else ""
+        short = line.lower() if CUDA_SAYS.search(line) else ""
         code = next((number for number, known in CUDA_CODES.items() if known.string in short), -1)
     known = CUDA_CODES.get(code)
     return known and (f"CUDA error {code}: {known.string}", known.cause, known.remedy, known.check)

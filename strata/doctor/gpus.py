@@ -58,7 +58,9 @@ def choose_gpu(facts: Facts, wanted: str | None) -> Gpu:
     if not found:
         why = "; ".join(f"{name}: {_outcome(probe)}" for name, probe in (("driver", facts.nvml), ("CUDA", facts.cuda)))
         raise Undetermined(
-            "plan for an NVIDIA GPU", f"none could be read ({why})", "Run strata doctor to see why, or use --device cpu"
+            "plan for an NVIDIA GPU",
+            f"none could be read ({why})",
+            "Use --device cpu; what stands in the way is shown by: strata doctor",
         )
     if wanted is None:
         return found[0]

@@ -27,9 +27,13 @@ NO_DEVICE = (
 FAILED = r"fail|cannot|can't|could ?n[o']t|unable|refus|error|stopped|denied|reject|not possible"
 PIN_SIZE = (
     r"(?:cannot|can't|could ?n[o']t|failed to|unable to|refus\w*)\b.{0,40}\d+(?:\.\d+)? ?[KMG]i?B"
-    r"|\d+ ?[KMG]i?B.{0,30}(?:fail|refus)"
+    r"|\d+ ?[KMG]i?B.{0,30}(?:fail|refus|reject|denied)"
+    r"|(?:fail|refus|reject|could ?n[o']t) .{0,60}\b(?:buffer|memory|alloc\w*)\b.{0,20}\b(?:error|code) \d+\b"
 )
-NOT_THERE = r"cannot open|not found|no such file|could not (?:load|find)|(?:unable|failed) to (?:load|find)"
+NOT_THERE = (
+    r"cannot open|not found|no such file|could not (?:load|find)|(?:unable|failed) to (?:load|find)"
+    r"|could not be found"
+)
 
 
 class KnownError(NamedTuple):
@@ -43,6 +47,39 @@ class KnownError(NamedTuple):
 
 
 KNOWN_ERRORS: tuple[KnownError, ...] = (
+    KnownError(  # before all that look for a program's name: the line names whom it killed
+        "STR-RAM-OOM",
+        "Killed for want of RAM",
+        (r"out of memory: killed process|oom-kill|oom_reaper|\bOOMKilled\b|memory cgroup out of memory",),
+        "the kernel ended a process because RAM, or the container's limit, was used up",
+        "Plan with less: --ram-budget SIZE; or a larger limit: docker run --memory=SIZE",
+    ),
+    KnownError(
+        "STR-RAM-SHORT",
+        "RAM exhausted (another engine)",
+        (
+            r"DefaultCPUAllocator|\bCPU(?:_Mapped|_REPACK)? buffer|ggml_backend_cpu_\w*alloc\w*|ggml_aligned_malloc"
+            r"|requires more system memory|memory allocation of \d+ bytes failed",
+            NO_MEMORY + "|fail|unable|requires more",
+        ),
+        "a request for ordinary RAM was refused, not one for VRAM: the model's part that stays in RAM is too large",
+        "Close other programs, or a smaller model or context; strata doctor MODEL says how much RAM a model takes here",
+    ),
+    KnownError(
+        "STR-DRV-OLD",
+        "Driver too old for the container",
+        (r"unsatisfied condition: *(?:cuda|driver)\s*[<>=]",),
+        "the container's image asks for a newer CUDA than the host's driver supports",
+        "Install a newer driver on the host, or take an image for the driver's CUDA (nvidia-smi shows which)",
+    ),
+    KnownError(
+        None,
+        "Device memory pools not supported",
+        (r"malloc_?async|mem_?pool", r"not supported|NotSupported|\b801\b"),
+        "the GPU or driver has no stream-ordered allocator (virtual GPUs, some old cards, WSL2 with an old driver); "
+        "nothing is wrong with page-locked memory",
+        "Let the program use plain cudaMalloc (PyTorch: PYTORCH_CUDA_ALLOC_CONF=backend:native), or a newer driver",
+    ),
     KnownError(
         "STR-PIN-COUPLED",
         "Output head refused",
@@ -56,7 +93,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     KnownError(
         "STR-DRV-OLD",
         "Driver too old",
-        (r"driver version is insuff|InsufficientDriver|INSUFFICIENT_DRIVER|driver (?:is )?too old",),
+        (r"driver version is insuff|Insufficient_?Driver|driver (?:on your system )?(?:is )?too old",),
         "the NVIDIA driver is older than the CUDA runtime needs (CUDA 12: 525, on Windows 528; CUDA 13: 580), or "
         "libcuda was not found; the call named in the line (a page-locked request, say) only happened to come first",
         f"Install a newer driver, or CuPy for its CUDA: {CUDA12}",
@@ -73,14 +110,19 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     KnownError(
         "STR-PIN-ZERO",
         "Empty range page-locked",
-        (REGISTER, r"invalid (?:arg|value)", r"(?<![\d.])0(?:\.0+)? ?(?:[KMGT]i?)?B(?:ytes)?\b|zero.?byte|empty"),
+        (
+            REGISTER,
+            rf"{PIN}|cuda",
+            r"invalid (?:arg|value)",
+            r"(?<![\d.])0(?:\.0+)? ?(?:[KMGT]i?)?B(?:ytes)?\b|zero.?byte|empty range",
+        ),
         "cudaHostRegister was given a range of zero bytes",
         "Update the engine; empty ranges must not be registered",
     ),
     KnownError(
         "STR-PIN-CALL",
         "One large registration refused",
-        (REGISTER, r"whole|entire|arena|slices?", FAILED),
+        (REGISTER, rf"{PIN}|cuda|\d ?[KMG]i?B", r"whole|entire|arena|slices?", FAILED),
         "registering one large range was refused; Windows and some drivers limit a single call, and slices of it are "
         "granted. By itself this is harmless when slices follow",
         "Nothing, where slices were pinned afterwards; else pin less: --pinned-budget SIZE",
@@ -157,22 +199,30 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     ),
     KnownError(
         "STR-VRAM-OTHERS",
+        "VRAM full (vLLM)",
+        (r"no available memory for the cache blocks|free memory on device .*less than desired",),
+        "vLLM wants a share of the whole card, and what is free after the weights, or before them, is less",
+        "Stop the other process (nvidia-smi); a lower --gpu-memory-utilization where others hold VRAM, a higher one "
+        "where the cache has no room; a shorter --max-model-len",
+    ),
+    KnownError(
+        "STR-VRAM-OTHERS",
+        "VRAM full",
+        (r"CUBLAS_STATUS_ALLOC_FAILED|\b(?:gpu|cuda|device)\b.*\bran out of (?:vram|memory)|graph_reserve: failed to",),
+        "a library asked for device memory (a workspace, a compute buffer) and the card had none left",
+        "nvidia-smi shows who holds it; a smaller batch or context, or keep VRAM free: --vram-reserve-mib 1024",
+    ),
+    KnownError(
+        "STR-VRAM-OTHERS",
         "VRAM full (CuPy)",
         (r"cupy", NO_MEMORY),
         "CuPy asked for more VRAM than was free",
         "nvidia-smi shows who holds it; --vram-budget SIZE keeps Strata within what is free",
     ),
     KnownError(
-        "STR-RAM-OOM",
-        "Killed for want of RAM",
-        (r"out of memory: killed process|oom-kill|oom_reaper|\bOOMKilled\b|memory cgroup out of memory",),
-        "the kernel ended a process because RAM, or the container's limit, was used up",
-        "Plan with less: --ram-budget SIZE; or a larger limit: docker run --memory=SIZE",
-    ),
-    KnownError(
         "STR-WIN-COMMIT",
         "Page file too small",
-        (r"paging file is too small|\b(?:win|os |system )?error[ :(]*1455\b|commit(?:ment)? limit",),
+        (r"paging file is too small|\b(?:win|os |system )?error[ :(]*1455\b|\bcommit(?:ment)? limit\b(?!.*\bpush)",),
         "Windows charges all memory, VRAM included, against RAM plus page file, and that is used up",
         "SystemPropertiesAdvanced.exe: Performance, Settings, Advanced, Virtual memory: 'System managed size'; restart",
     ),
@@ -200,21 +250,26 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     KnownError(
         "STR-DRV-NONE",
         "Driver does not answer",
-        (r"couldn't communicate with the NVIDIA driver|nvml.*driver (?:is )?not loaded|modprobe: .*nvidia.*not found",),
+        (
+            r"couldn't communicate with the NVIDIA driver|nvml.*driver (?:is )?not loaded|modprobe: .*nvidia.*not found"
+            r"|could not insert '?nvidia\w*'?:",
+        ),
         "the NVIDIA kernel module is not loaded: not installed, not built for this kernel, or refused by Secure Boot",
-        "sudo modprobe nvidia; Ubuntu: sudo ubuntu-drivers install && sudo reboot",
+        "sudo modprobe nvidia; where Secure Boot refuses its key: sudo mokutil --import the key that signed it, and "
+        "reboot; where it is not installed, from your distribution (Ubuntu: sudo ubuntu-drivers install; Fedora: "
+        "akmod-nvidia of RPM Fusion)",
     ),
     KnownError(
         "STR-DRV-LOST",
         "GPU lost",
-        (r"fallen off the bus|GPU is lost|Xid.{0,40}\b79\b",),
+        (r"fallen off the bus|GPU is lost|\b(?-i:Xid)\b.{0,40}\b79\b",),
         "the GPU no longer answers on its bus: power, riser or slot, heat, or a failed sleep",
         "Reboot; check the card's power connectors and riser",
     ),
     KnownError(
         "STR-DRV-XID",
         "GPU fault",
-        (r"\bXid\b",),
+        (r"\bNVRM\b.*\bXid\b|\bXid \(PCI|\b(?-i:Xid) (?:error )?\d{1,3}\b",),
         "the driver reports a fault of the GPU; its number says which",
         "Look the number up: https://docs.nvidia.com/deploy/xid-errors; then reboot",
     ),
@@ -231,6 +286,20 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         (r"re-?initialize CUDA in forked|forked subprocess|cuda.*\bafter (?:a )?fork",),
         "CUDA cannot be used in a process forked after CUDA had started",
         "Start workers by 'spawn'",
+    ),
+    KnownError(
+        "STR-CUDA-BUSY",
+        "GPU busy",
+        (r"CUDA-capable device\(s\) is/are busy or unavail",),
+        "another process has the GPU to itself (exclusive mode), or the driver is just starting or stopping it",
+        "nvidia-smi shows who; an administrator can allow several: nvidia-smi -c DEFAULT",
+    ),
+    KnownError(
+        "STR-CUPY-NONE",
+        "CuPy is not installed",
+        (r"no module named '?cupy",),
+        "CuPy, through which Strata reaches the GPU, is not installed in this environment",
+        f"{CUDA13} (before driver 580, or for a GPU older than an RTX 20: {CUDA12})",
     ),
     KnownError(
         "STR-CUPY-TWO",
@@ -279,14 +348,14 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     KnownError(
         "STR-WSL-GPU",
         "WSL shows no GPU",
-        (r"no adapters were found|WSL.*no (?:gpu|adapter)",),
+        (r"no adapters were found|WSL.*no (?:gpu|adapter)|GPU access blocked by the operating system",),
         "WSL2 passes no GPU on: /dev/dxg is missing, or Windows has no NVIDIA driver",
         "Install the driver in Windows; then: wsl --update; wsl --shutdown",
     ),
     KnownError(
         "STR-DRV-LOST",
         "GPU does not answer",
-        (r"unable to determine the device handle",),
+        (r"unable to determine the device handle|RmInitAdapter failed",),
         "the driver cannot reach this GPU: it fell off the bus, or its state is broken",
         "sudo dmesg | grep -i xid shows why; reboot; check the card's power connectors and riser",
     ),
@@ -300,7 +369,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     KnownError(
         None,
         "A kernel's own check failed",
-        (r"device-side assert",),
+        (r"device-side assert(?!ions)",),
         "a kernel found a value that must not be (an index beyond its array, mostly): a bug in the program, not in the "
         "machine; the process cannot go on",
         "Start anew; for the line at fault: CUDA_LAUNCH_BLOCKING=1",
@@ -308,7 +377,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     KnownError(
         "STR-DRV-LIBCUDA",
         "libcuda not found",
-        (r"(?:lib)?(?:cuda\.so|nvcuda\.dll)", NOT_THERE),
+        (r"(?:lib)?cuda\.so|nvcuda\.dll", NOT_THERE + r"|WinError 126", r"^(?!.*\bsymbol)"),  # then it was found
         "the driver's CUDA library is not on the search path",
         "Install the driver's compute library (Ubuntu: libnvidia-compute-NNN); container: docker run --gpus all ...",
     ),
@@ -322,7 +391,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     KnownError(
         "STR-CUDA-HIDDEN",
         "No GPU for this process",
-        (r"no (?:cuda )?gpus? (?:are |is |was |were )?(?:available|found|detected|visible)",),
+        (r"no (?:cuda )?gpus? (?:are |is |was |were )?(?:available|found|detected|visible)|^\W*no devices were found",),
         "CUDA shows this process no GPU: CUDA_VISIBLE_DEVICES hides them, the container was given none, or no driver "
         "answers",
         "strata doctor tells which; unset CUDA_VISIBLE_DEVICES; container: docker run --gpus all ...",
@@ -358,6 +427,8 @@ TROUBLE = tuple(
         invalid, unsupported, too old, too small, too low, busy, already mapped, not yet, not found, timed out, illegal,
         non supported, no adapters, unknown runtime, unsupported gnu, missing, assert, noexcept, locked, stopped,
         virtuallock, curesult, lost, mismatch, fork, multiple cupy, combination, killed, bad_alloc, xid, fallen, dxgk,
-        fatal, tried to allocate, not work, not possible, not ready, not compatible, not have enough, no such""",
+        fatal, no available memory, less than desired, alloc_failed, blocked, no module, requires more,
+        no devices, winerror,
+        tried to allocate, not work, not possible, not ready, not compatible, not have enough, no such""",
     )
 )

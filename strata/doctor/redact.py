@@ -217,6 +217,8 @@ def _is_address(text: str, before: str) -> bool:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
     if address.is_loopback or address.is_unspecified:
         return False
     return address.version == 6 or not VERSION_BEFORE.search(before)

@@ -38,19 +38,27 @@ FORMS = {  # kind -> pattern; what its group "keep_..." matched stays in the tex
     rf"|gh[pousr]_[A-Za-z0-9]{{8,35}}\\?{_REST}"
     r"|hf_(?=[A-Za-z0-9]*[A-Z0-9])[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{8,}"
     r"|glpat-[\w-]{8,}|nvapi-[\w-]{8,}|gsk_\w{8,}|r8_\w{8,}|npm_\w{8,}|pypi-[\w-]{16,}|AIza[\w-]{20,}"
-    r"|[sr]k_(?:live|test)_\w{8,}|sk-[A-Za-z0-9_-]{12,}|xox[a-z]-[A-Za-z0-9-]{8,}|AKIA[0-9A-Z]{12,}|eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?)",
+    r"|[sr]k_(?:live|test)_\w{8,}|sk-[A-Za-z0-9_-]{12,}|xox[a-z]-[A-Za-z0-9-]{8,}|A(?:KI|SI)A[0-9A-Z]{12,}|eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?)",
     "private_key": r"(?P<keep_key>-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]*",
     "bearer": rf"{BEGINS}(?P<keep_bearer>(?i:bearer(?:[ \t+]|%20)+|authorization{ASSIGNED}(?:basic|token)[ \t]+))"
     rf"(?:(?=\S*\d)[A-Za-z0-9._~+/=-]{{6,}}|[A-Za-z0-9._~+/=-]{{16,}})(?:\\?{_REST})?",
     "login": r"(?P<keep_login>://)[^\s/@\"'<>]+(?=@)",
-    "secret": rf"(?P<keep_secret>(?:TOKEN|SECRET|(?i:access_?key|passw(?:or)?d|api[_-]?key|secret)){ASSIGNED})"
+    "secret": rf"(?P<keep_secret>(?:TOKEN|SECRET|(?:_PASS|_PWD)(?=[=:])"
+    r"|(?i:(?<![\w$])pwd(?==(?![/~.\\]|[A-Za-z]:))"  # a folder otherwise
+    rf"|access_?key|passw(?:or)?d|api[_-]?key|secret)){ASSIGNED})"
     r"(?!hf_[A-Za-z0-9]{8}|gh[pousr]_)(?:(?<=[\"'])[^\"'\n]{1,200}(?=\\?[\"'])"
     rf"|[^\s\"'\\,;]{{4,}}(?:\\{_REST})?)"
     rf"|(?P<keep_token>(?i:token){ASSIGNED})(?!0x)(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{{8,}}"  # not eos_token: 2
     r"|(?P<keep_query>[?&](?i:[\w-]*token|sig(?:nature)?|key|policy|credential|x-amz-[\w-]+|key-pair-id)=)[^\s&\"'<>]+"
-    r"|(?P<keep_option>(?<!\S)--?(?:[\w-]+-)?(?:token|password)[ =])[^\s\"']{4,}",
+    r"|(?P<keep_option>(?<!\S)--?(?:[\w-]+-)?(?:token|password)[ =])[^\s\"']{4,}"
+    r"|(?P<keep_login_option>(?<!\S)(?:-u|--(?:[\w-]+-)?user)[ =]\"?[A-Za-z][^\s:\"'/]*:)(?!/)[^\s\"']{3,}",
     "serial": rf"(?<!\w)(?P<keep_serial>(?i:serial(?:[ _-]?(?:number|no))?|s/n|machine-id){ASSIGNED})"
-    r"[A-Za-z0-9][\w-]{3,}|(?P<keep_table>(?i:serial ?number)[ \t]*\r?\n\s*)(?=\S*\d)[A-Za-z0-9][\w-]{3,}"
+    r"[A-Za-z0-9][\w-]{3,}"
+    r"|(?<!\w)(?P<keep_plain>(?i:serial(?:[ _-]?(?:number|no))?)[ \t]+)(?=[\w-]*\d)(?=[\w-]*[A-Z])"
+    r"[A-Z0-9][A-Z0-9-]{7,}(?![\w-])"
+    r"|(?P<keep_machine>machine-id[\"']?:?[ \t]+)[0-9a-f]{32}(?!\w)"
+    r"|(?P<keep_pdi>(?i:gpu )?PDI[ \t]*[:=][ \t]*)0x[0-9a-fA-F]{6,}"
+    r"|(?P<keep_table>(?i:serial ?number)[ \t]*\r?\n\s*)(?=\S*\d)[A-Za-z0-9][\w-]{3,}"
     r"|(?P<keep_disk>/disk/by-[a-z]+/)[^\s\"',;)]+",
     "email": r"(?<![\w.+-])[\w.+-]{1,64}(?:@|%40)(?:[A-Za-z0-9-]{1,63}\.){1,4}[A-Za-z]{2,24}(?![\w-])",
     "server": r"(?:(?<=^)|(?<=[\s\"'=(]))(?P<keep_share>\\{2,4}|//)(?![.?])[\w.-]+(?=[/\\])"
@@ -63,7 +71,8 @@ FORMS = {  # kind -> pattern; what its group "keep_..." matched stays in the tex
     r"|(?<!\w)(?P<keep_sid>S-1-5-21-)\d+(?:-\d+){2,}",
     "mac": r"(?<![\w:.-])(?:[0-9A-Fa-f]{2}[:-]){5,19}[0-9A-Fa-f]{2}(?![\w:-])"
     r"|(?<![\w.])(?=[\d.]*[A-Fa-f])(?:[0-9A-Fa-f]{4}\.){2}[0-9A-Fa-f]{4}(?![\w.])",
-    "ip": r"(?<![\w.+-])(?:\d{1,3}\.){3}\d{1,3}(?![\w+-]|\.\d)"
+    "ip": r"(?<![\w:.])::(?i:ffff):(?:\d{1,3}\.){3}\d{1,3}(?![\w.])"
+    r"|(?<![\w.+-])(?:\d{1,3}\.){3}\d{1,3}(?![\w+-]|\.\d)"
     r"|(?<![\w:.])[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]{1,38}(?:%\w+)?(?![\w:])",
 }
 SAME_KIND = {  # told to a person as one kind

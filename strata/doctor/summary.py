@@ -14,6 +14,7 @@ def summary(facts: Facts) -> list[tuple[str, str]]:
     else:
         lines.append(("System", _outcome(facts, "host")))
     lines += _gpus(facts)
+    lines += _slices(facts)
     lines.append(("CUDA", _cuda(facts)))
     if (pinned := facts.pinned.value) and facts.pinned.status is ProbeStatus.OK:
         refused = ", then refused" if pinned.refusal else ""
@@ -22,9 +23,25 @@ def summary(facts: Facts) -> list[tuple[str, str]]:
         rate = f", read at {speed(disk.read_bytes_per_s)}" if disk.read_bytes_per_s else ""
         cached = " from the page cache" if rate and disk.read_was_cached else ""
         lines.append(("Model", f"{disk.path} ({disk.filesystem or 'file system unknown'}{rate}{cached})"))
-    if (moved := facts.speed.value) and moved.h2d_pinned_bytes_per_s:
+    if (moved := facts.speed.value) and moved.h2d_pinned_bytes_per_s and not _shares_ram(facts):
         lines.append(("Link", f"{speed(moved.h2d_pinned_bytes_per_s)} to the GPU from page-locked memory"))
     return lines
+
+
+def _shares_ram(facts: Facts) -> bool:
+    """Say whether the GPU whose copies were measured is integrated: copying to it is no copy."""
+    measured = facts.speed.value and facts.speed.value.device_uuid
+    devices = facts.cuda.value.devices if facts.cuda.value else ()
+    return any(device.integrated and measured in (None, device.uuid) for device in devices)
+
+
+def _slices(facts: Facts) -> list[tuple[str, str]]:
+    """Return what CUDA says of the slices of a divided card that it shows: what a process really gets."""
+    devices = facts.cuda.value.devices if facts.cuda.value else ()
+    if not facts.nvml.value or not any(gpu.mig for gpu in facts.nvml.value.gpus):
+        return []
+    totals = [(d.ordinal, d.vram_total_bytes) for d in devices if d.vram_total_bytes is not None]
+    return [(f"CUDA {ordinal}", f"{size(total)}, as CUDA sees its MIG slice") for ordinal, total in totals]
 
 
 def _outcome(facts: Facts, group: str) -> str:
@@ -77,6 +94,8 @@ def _gpu(gpu: NvmlGpu) -> str:
         parts.append(f"{size(gpu.vram_free_bytes)} free")
     if gpu.compute_capability:
         parts.append(f"sm_{gpu.compute_capability.replace('.', '')}")
+    if gpu.mig:
+        parts.append("the whole card, divided into MIG slices")
     if gpu.driver_model:
         parts.append(gpu.driver_model)
     if gpu.display_active:

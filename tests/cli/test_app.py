@@ -1,6 +1,7 @@
 """The commands as processes: exit codes, one JSON document, answers on stdout and all else on stderr."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -158,6 +159,16 @@ def test_report_writes_a_text_and_an_archive(tmp_path: Path) -> None:
     assert str(markdown) in result.stdout
     assert str(archive) in result.stdout
     assert 0 < markdown.stat().st_size < 50_000
+
+
+def test_report_says_by_pseudonym_what_it_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "wendyfields")
+    model = tmp_path / "wendyfields" / "m.gguf"
+    model.parent.mkdir()
+    model.write_bytes(Path(MODEL).read_bytes())
+    said = " ".join(strata("report", str(model), "-o", str(tmp_path / "out")).stdout.split())
+    assert re.search(r"\[user-\d\] \(\d+ times?\)", said), said  # square brackets are no markup
+    assert "(1 times)" not in said
 
 
 def test_explain_knows_an_error_or_says_that_it_does_not(tmp_path: Path) -> None:

@@ -54,6 +54,17 @@ def test_names_and_homes(text: str, expected: str) -> None:
         ("Authorization: Bearer abc.def-ghi123", "abc.def"),
         ("authorization: Basic YWxhZGRpbjpvcGVu1", "YWxh"),
         ("https://bob:hunter2@example.com/x", "hunter2"),
+        ("DB_PASS=hunter2x", "hunter2x"),
+        ("MYSQL_PWD=hunter2x", "hunter2x"),
+        ("server=db;pwd=hunter2x", "hunter2x"),
+        ("passwd=hunter2x", "hunter2x"),
+        ("curl --user wendy:pass123 http://x", "pass123"),
+        ("curl -u wendy:pass123 http://x", "pass123"),
+        ("key ASIAQWERTYUIOPASDFGH", "ASIA"),
+        ("disk serial S6Z2NJ0T123456", "S6Z2"),
+        ("/etc/machine-id 0123456789abcdef0123456789abcdef", "0123456789abcdef"),
+        ("    GPU PDI                     : 0x1ff6f1e2d3c4b5a6", "1ff6f1e2"),
+        ("from ::ffff:192.168.0.9 port 4", "0.9"),
         ("redis://:p4ssw0rd@10.1.2.3", "p4ssw0rd"),
         ("PASSWORD='correct-horse'", "correct-horse"),
         ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI", "wJalr"),
@@ -309,3 +320,19 @@ def test_the_full_name_of_an_account_and_the_place_a_linked_home_points_to_are_k
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: account)
     out = redact(f"{tmp_path}/disk2/u77/m.gguf of Ada Lovelace", this_identity())
     assert out == "~/m.gguf of [user-1]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "PWD=/srv/models OLDPWD=/srv",
+        "pwd=C:\\models",
+        "docker run --user 1000:1000 image",
+        "serial console ttyS0 115200",
+        "serial 8250 driver loaded",
+        "listening on ::ffff:127.0.0.1",
+        "machine-id is missing",
+    ],
+)
+def test_what_only_looks_like_a_secret_stays(text: str) -> None:
+    assert redact(text) == text

@@ -1,29 +1,18 @@
-"""CUDA and CuPy: packages, visibility of devices, compiler, and the codes that calls fail with."""
+"""CUDA: its compiler, its device nodes, and the codes that calls fail with."""
 
 from __future__ import annotations
 
-from strata.doctor.checks.check import Result, check, fail, passed, unknown, warn
+from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.driver import cupy_major
 from strata.doctor.checks.host import NO_MEMORY, address_space_is_short
 from strata.doctor.checks.machine import Machine, error_text
-from strata.doctor.checks.pinned import COUNTS, malloc_works
-from strata.doctor.checks.wsl import foreign_libcuda
 from strata.doctor.cuda_causes import CUDA_CODES
-from strata.doctor.cuda_packages import pip_install
-from strata.doctor.facts import ProbeStatus
-from strata.doctor.units import counted, version
+from strata.doctor.units import version
 
-CUPY = "cupy"
 STICKY = (214, 700, 702, 719)
 CODES_WITH_A_CHECK = [
     code for code, known in CUDA_CODES.items() if (known.check or "").startswith(("STR-CUDA-", "STR-DRV-", "STR-CTX-"))
 ]
-
-
-def visible_devices(m: Machine) -> str | None:
-    """Return CUDA_VISIBLE_DEVICES; None when it is not set."""
-    value = m.cuda.visible_devices
-    return m.cuda.environment.get("CUDA_VISIBLE_DEVICES") if value is None else value
 
 
 def newest_architecture(m: Machine) -> int:
@@ -37,110 +26,6 @@ def architecture_refused(m: Machine) -> bool:
     return m.cuda.kernel_error is not None and "gpu-architecture" in m.cuda.kernel_error.message
 
 
-@check("STR-CUPY-NONE", "CuPy", needs=("cuda.cupy_packages",), scope=())
-def no_cupy(m: Machine) -> Result | None:
-    """Strata reaches the GPU through CuPy, which is not a core dependency because its package depends on the driver's
-    CUDA version. Without it everything runs on the CPU."""
-    if not m.nvml.gpus:
-        return None
-    if m.cuda.cupy_packages or m.cuda.cupy_version:
-        return passed("CuPy is installed.")
-    if m.facts.cuda.status not in (ProbeStatus.UNSUPPORTED, ProbeStatus.OK):
-        return passed("CuPy was not looked for to the end.")
-    return fail(
-        "There is an NVIDIA GPU, but CuPy is not installed: Strata would run on the CPU.",
-        m.says("nvml.gpus", ", ".join(m.gpus)),
-        m.says("cuda", m.reason("cuda")),
-        remedy=m.pip_install(),
-    )
-
-
-@check("STR-CUPY-TWO", "One CuPy", needs=("cuda.cupy_packages",))
-def two_cupys(m: Machine) -> Result | None:
-    """cupy-cuda12x and cupy-cuda13x write to the same folder; with both installed the wrong libraries are loaded, and
-    removing one breaks the other."""
-    packages = [name for name in m.cuda.cupy_packages if name == CUPY or name.startswith("cupy-")]
-    if len(packages) < 2:
-        return passed("At most one CuPy package is installed.")
-    return fail(
-        f"{len(packages)} CuPy packages are installed together: {', '.join(sorted(packages))}.",
-        *(m.says("cuda.cupy_packages", f"{name} {m.cuda.cupy_packages[name]}") for name in sorted(packages)),
-        remedy=f"pip uninstall -y {' '.join(sorted(packages))}, then: {m.pip_install()}",
-    )
-
-
-@check("STR-CUPY-IMPORT", "CuPy imports", needs=("cuda.cupy_version",))
-def import_fails(m: Machine) -> Result | None:
-    """CuPy is installed but cannot be imported: a library of the CUDA toolkit is missing, or NumPy is of a version
-    that this CuPy does not know."""
-    error = m.facts.cuda.error
-    if error is None or error.call != "import cupy" or not m.cuda.cupy_packages:
-        return passed("CuPy can be imported.") if m.cuda.cupy_packages else None
-    return fail(
-        "CuPy is installed but cannot be imported.",
-        m.says("cuda", error_text(error)),
-        *(m.says("cuda.cupy_packages", f"{n} {v}") for n, v in m.cuda.cupy_packages.items()),
-        remedy=m.pip_install("--force-reinstall"),
-    )
-
-
-@check("STR-CTX-BROKEN", "Usable CUDA context", needs=("cuda.devices", *COUNTS), essential=True)
-def broken_context(m: Machine) -> Result | None:
-    """The first CUDA call of a process fails, whatever it is: a 322 MiB page-locked request with "no CUDA-capable
-    device", then cudaMalloc too, while nvidia-smi and other programs see the GPU. That is not a pinning limit: this
-    environment cannot make a context, because the CUDA runtime or toolkit it uses does not match the driver."""
-    both_refused = bool(m.pinned and not m.pinned.granted_bytes and m.pinned.refusal and malloc_works(m) is False)
-    no_device = any(group == "cuda" and error.code == 100 for group, error in m.cuda_errors)
-    explained = visible_devices(m) is not None or foreign_libcuda(m)
-    if not both_refused and not (no_device and not explained):
-        return passed("A context can be made: device memory and page-locked memory are both granted.")
-    if not m.nvml.gpus:  # then nothing says that there is a GPU to be had
-        asked = m.missing("nvml.gpus") is None
-        return None if asked else unknown("CUDA finds no usable GPU, and the driver could not be asked.")
-    seen = f"the driver sees {counted(len(m.nvml.gpus), 'GPU')}"
-    evidence = [
-        m.says(
-            "nvml.driver_version",
-            f"driver {m.nvml.driver_version or '?'}, up to CUDA {m.nvml.cuda_driver_version or '?'}",
-        ),
-        m.says(
-            "cuda.runtime_version", f"CUDA runtime {m.cuda.runtime_version or '?'}, NVRTC {m.cuda.nvrtc_version or '?'}"
-        ),
-        *(m.says(group, error_text(error)) for group, error in m.cuda_errors),
-        *(m.says("cuda.libcuda_candidates", f"libcuda: {file.path}") for file in m.cuda.libcuda_candidates[:2]),
-        m.says("cuda.devices", f"{counted(len(m.cuda.devices), 'CUDA device')} here; {seen}"),
-    ]
-    if m.pinned and m.pinned.fresh_process_ok:
-        evidence.append(m.says("pinned.fresh_process_ok", "the same request succeeds in a fresh process"))
-    return fail(
-        f"CUDA runtime {m.cuda.runtime_version or '?'} cannot use the GPU on driver {m.nvml.driver_version or '?'} "
-        f"(CUDA {m.nvml.cuda_driver_version or '?'}), although {seen}.",
-        *evidence,
-        remedy=f"In a fresh environment: {m.pip_install()} "
-        "(an own build: rebuild with the toolkit of the driver's CUDA version)",
-    )
-
-
-@check("STR-CUDA-HIDDEN", "CUDA_VISIBLE_DEVICES", needs=("cuda.devices", "nvml.gpus"))
-def hidden(m: Machine) -> Result | None:
-    """CUDA_VISIBLE_DEVICES decides which GPUs a program sees. Empty, -1, a wrong number or an old UUID hides them all:
-    "no CUDA-capable device is detected" (100) or "invalid device ordinal" (101)."""
-    value = visible_devices(m)
-    if not m.nvml.gpus:
-        return None
-    if value is None or m.cuda.devices:
-        return passed("CUDA_VISIBLE_DEVICES hides no GPU that is needed.")
-    if m.facts.cuda.status is ProbeStatus.OK or m.met(100, 101):
-        return fail(
-            f'CUDA_VISIBLE_DEVICES is set to "{value}", which hides every GPU.',
-            m.says("cuda.visible_devices", f'CUDA_VISIBLE_DEVICES="{value}"'),
-            m.says("nvml.gpus", f"the driver sees {', '.join(m.gpus)}"),
-            *m.met(100, 101),
-            remedy=m.per_os(linux="unset CUDA_VISIBLE_DEVICES", windows="set CUDA_VISIBLE_DEVICES="),
-        )
-    return passed("CUDA_VISIBLE_DEVICES is not what failed.")
-
-
 @check("STR-CUDA-ARCH", "Compiler knows the GPU", needs=("cuda.nvrtc_max_arch", "cuda.devices.compute_capability"))
 def no_architecture(m: Machine) -> Result | None:
     """Kernels are compiled for the GPU at hand. NVRTC before 12.8 cannot make sm_120 (RTX 50), which ends in "no kernel
@@ -152,7 +37,7 @@ def no_architecture(m: Machine) -> Result | None:
         f"NVRTC {m.cuda.nvrtc_version or '?'} cannot compile for this GPU (sm_{wanted or '?'}).",
         m.says("cuda.nvrtc_version", f"NVRTC {m.cuda.nvrtc_version or '?'} makes up to sm_{best or '?'}"),
         *code,
-        remedy='pip install -U "nvidia-cuda-nvrtc-cu12>=12.8"' if cupy_major(m) == 12 else pip_install("cuda13", "-U"),
+        remedy='pip install -U "nvidia-cuda-nvrtc-cu12>=12.8"' if cupy_major(m) == 12 else m.pip_install("-U"),
     )
 
 
@@ -194,27 +79,48 @@ def busy(m: Machine) -> Result | None:
         *code,
         *(m.says("nvml.gpus", f"{name}: compute mode {gpu.compute_mode}") for name, gpu in closed.items()),
         *(m.says("nvml.gpus", text) for text in holders),
-        remedy="Wait for it, or take another GPU: --gpu INDEX; on a machine of your own: sudo nvidia-smi -c DEFAULT; "
-        "sudo nvidia-smi -pm 1",
+        remedy=("Wait for it, or take another GPU: --gpu INDEX" if len(m.nvml.gpus) > 1 else "Wait for it")
+        + f"; on a machine of your own: {m.nvidia_smi('-c DEFAULT')}",
     )
 
 
 @check("STR-CUDA-FABRIC", "Fabric Manager", needs=("cuda.kernel_ok",))
 def fabric(m: Machine) -> Result | None:
     """Servers whose GPUs are joined by NVSwitch need the Fabric Manager service; without it every call gives 802."""
-    return _by_code(m, 802)
+    return _by_code(m, 802, remedy=m.per_os(linux=CUDA_CODES[802].remedy, windows="Restart Windows"))
 
 
 @check("STR-CUDA-COMPAT", "Forward-compatibility library", needs=("cuda.kernel_ok",))
 def compat(m: Machine) -> Result | None:
     """The cuda-compat package's libcuda works on data-centre cards only; on a GeForce every call gives 804."""
-    return _by_code(m, 804)
+    return _by_code(
+        m,
+        804,
+        remedy=m.per_os(
+            linux="Take the compat folder off the path: unset LD_LIBRARY_PATH; and remove the package cuda-compat "
+            "(Ubuntu, Debian: sudo apt remove 'cuda-compat-*'; Fedora: sudo dnf remove 'cuda-compat-*')",
+            windows="Install the driver anew, which brings its own nvcuda.dll: https://www.nvidia.com/drivers",
+        ),
+    )
 
 
 @check("STR-CUDA-FORK", "CUDA initialises", needs=("cuda.kernel_ok",))
 def fork(m: Machine) -> Result | None:
-    """Code 3: CUDA does not survive a fork. Strata never forks after CUDA has started; a program around it may."""
-    return _by_code(m, 3)
+    """Code 3, "initialization error". In a log it mostly means that CUDA was used after a fork, which it does not
+    survive. Strata's own probes are processes of their own that never fork: where they meet it, the driver could not
+    start."""
+    own = [m.says(group, error_text(error)) for group, error in m.cuda_errors if error.code == 3 and group != "run"]
+    if not own:
+        return _by_code(m, 3)
+    return fail(
+        "The driver could not start CUDA (code 3), in a fresh process too.",
+        *own,
+        remedy=m.per_os(
+            linux="sudo dmesg | grep -iE 'nvrm|xid' shows why; then reboot (a container: look on the host)",
+            windows="Restart Windows; if it comes back, install the driver anew, 'clean installation' ticked",
+            wsl="In Windows: wsl --shutdown, then start WSL again",
+        ),
+    )
 
 
 @check("STR-DRV-UVM", "Unified memory device", needs=("host.device_nodes", "cuda.kernel_ok"), scope=("host.wsl",))
@@ -236,7 +142,7 @@ def uvm(m: Machine) -> Result | None:
         remedy=in_container
         if absent and m.host.container not in (None, "none")
         else "sudo nvidia-modprobe -u -c=0"
-        if absent
+        if absent and m.host.os != "windows"
         else m.per_os(
             linux="sudo rmmod nvidia_uvm; sudo modprobe nvidia_uvm (or reboot)",
             windows="Restart Windows",
@@ -250,7 +156,8 @@ def sticky(m: Machine) -> Result | None:
     """After an illegal access (700) or its kind the context is lost: the error cannot be read away and every later
     call repeats it. The process has to end; a new one works, so after a run that ended this way it is a warning."""
     if any(error.code in STICKY for group, error in m.cuda_errors if group != "run"):
-        return _by_code(m, *STICKY)
+        reset = "Restart Windows; if it returns, the card needs service or the overclock undone"
+        return _by_code(m, *STICKY, remedy=reset if m.host.os == "windows" else None)
     error = m.last_run.refusal
     if error is None or error.code not in STICKY:
         return passed("No kernel faulted.") if m.nvml.gpus else None
@@ -258,7 +165,9 @@ def sticky(m: Machine) -> Result | None:
     return warn(
         f"The last run ended with code {error.code}: {known.cause}.",
         m.says("run.refusal", error_text(error)),
-        remedy=known.remedy,
+        remedy=m.per_os(
+            linux=known.remedy, windows=known.remedy.replace("sudo nvidia-smi --gpu-reset, or reboot", "Restart")
+        ),
     )
 
 
@@ -288,19 +197,22 @@ def kernel(m: Machine) -> Result | None:
     if error and error.code == NO_MEMORY and address_space_is_short(m):
         return None
     versions = m.says("cuda.kernel_ok", f"runtime {m.cuda.runtime_version or '?'}, NVRTC {m.cuda.nvrtc_version or '?'}")
+    again = m.pip_install("--force-reinstall")
     return fail(
         f"A one-line kernel fails: {error.message}." if error else "A one-line kernel fails.",
         *([m.says("cuda.kernel_error", error_text(error))] if error else []),
         versions,
-        remedy=f"{m.pip_install('--force-reinstall')}; if it returns: reboot, undo any overclock",
+        remedy=f"{again}; if it returns: reboot, undo any overclock"
+        if error and "wrong" not in error.message
+        else f"Undo any overclock of the GPU and its memory, and reboot; if it returns: {again}",
     )
 
 
-def _by_code(m: Machine, *codes: int) -> Result | None:
+def _by_code(m: Machine, *codes: int, remedy: str | None = None) -> Result | None:
     """Judge by the codes alone, in the words of the table of codes."""
     met = m.met(*codes)
     if not met:
         return passed("No call failed this way.") if m.nvml.gpus else None
     code = next(error.code for _, error in m.cuda_errors if error.code in codes)
     known = CUDA_CODES[code or 0]
-    return fail(f"CUDA fails with code {code}: {known.cause}.", *met, remedy=known.remedy)
+    return fail(f"CUDA fails with code {code}: {known.cause}.", *met, remedy=remedy or known.remedy)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.machine import Machine, error_text
-from strata.doctor.cuda_packages import CUDA12
+from strata.doctor.cuda_packages import CUDA12, OLDEST_DRIVER
 from strata.doctor.facts import ProbeStatus
 from strata.doctor.units import counted, version
 
-# Oldest driver branch per CUDA major, (Linux, Windows): NVIDIA's CUDA release notes, "minor version compatibility".
-OLDEST_DRIVER = {12: ((525, 60), (528, 33)), 13: ((580,), (580,))}
+INSTALL_DRIVER = (
+    "install it from your distribution (Ubuntu: sudo ubuntu-drivers install; Fedora: sudo dnf install akmod-nvidia, of "
+    "RPM Fusion; Arch: sudo pacman -S nvidia; Debian: sudo apt install nvidia-driver), then reboot"
+)
 
 
 def nvidia_present(m: Machine) -> bool:
@@ -41,7 +43,7 @@ def no_driver(m: Machine) -> Result | None:
             for a in cards
         ),
         remedy=m.per_os(
-            linux="Ubuntu: sudo ubuntu-drivers install && sudo reboot; if it is installed: sudo modprobe nvidia",
+            linux=f"If NVIDIA's driver is installed: sudo modprobe nvidia; else {INSTALL_DRIVER}",
             windows="Install the driver from https://www.nvidia.com/drivers and restart",
             wsl="Install the driver in Windows (not in WSL): https://www.nvidia.com/drivers; then: wsl --shutdown",
         ),
@@ -81,8 +83,11 @@ def mismatch(m: Machine) -> Result | None:
         f"The NVIDIA kernel module{f' ({module})' if module else ''} and the driver's library"
         f"{f' ({library})' if library else ''} are of different versions.",
         *evidence,
-        remedy="sudo reboot (or, with nothing using the GPU: sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia "
-        "&& sudo modprobe nvidia)",
+        remedy=m.per_os(
+            linux="sudo reboot (or, with nothing using the GPU: sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia "
+            "&& sudo modprobe nvidia)",
+            windows="Restart Windows; if it comes back, install the driver anew: https://www.nvidia.com/drivers",
+        ),
     )
 
 
@@ -91,17 +96,17 @@ def too_old(m: Machine) -> Result | None:
     """CUDA 12 needs driver 525 or newer (528 on Windows), CUDA 13 needs 580. Below that every call fails with code 35,
     "CUDA driver version is insufficient", whatever the call was."""
     major, driver = cupy_major(m), version(m.nvml.driver_version)
-    needed = OLDEST_DRIVER[major][m.host.os == "windows"] if major else None
+    needed = OLDEST_DRIVER[major or 12][m.host.os == "windows"]  # below CUDA 12's, whatever CuPy there may be
     absent = m.facts.cuda.value is not None and not m.cuda.libcuda_candidates  # then code 35 is not about versions
     code = () if absent else m.met(35)
     supports = version(m.nvml.cuda_driver_version)
-    too_low = bool(driver and needed and driver < needed and m.host.wsl != "wsl2")  # WSL's number is not the driver's
-    too_low = too_low or bool(supports and major and supports[0] < major)
+    too_low = bool(driver and driver < needed and m.host.wsl != "wsl2")  # WSL's number is not the driver's
+    too_low = too_low or bool(supports and supports[0] < (major or 12))
     if not code and not too_low:
         return passed("The driver is new enough for the installed CuPy.")
-    want = ".".join(map(str, needed)) if needed else "580"
+    want = ".".join(map(str, needed)) if major or too_low else "580"
     can_12 = major == 13 and driver is not None and driver >= OLDEST_DRIVER[12][m.host.os == "windows"]
-    packages = ", ".join(f"{n} {v}" for n, v in m.cuda.cupy_packages.items()) or "CuPy"
+    packages = ", ".join(f"{n} {v}" for n, v in m.cuda.cupy_packages.items()) or "any CuPy that Strata can use"
     return fail(
         f"Driver {m.nvml.driver_version or '(version unknown)'} is too old for {packages}: it needs {want}.",
         m.says(
@@ -114,7 +119,7 @@ def too_old(m: Machine) -> Result | None:
         if can_12
         else f"Install driver {want} or newer: "
         + m.per_os(
-            linux="sudo ubuntu-drivers install, then reboot",
+            linux=INSTALL_DRIVER,
             windows="https://www.nvidia.com/drivers",
             wsl="in Windows, https://www.nvidia.com/drivers",
         ),
@@ -134,7 +139,9 @@ def no_libcuda(m: Machine) -> Result | None:
         remedy="In a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ..."
         if m.host.container not in (None, "none")
         else m.per_os(
-            linux=f"sudo apt install libnvidia-compute-{(version(m.nvml.driver_version) or (580,))[0]}",
+            linux="Install the driver's compute library, of exactly its version (Ubuntu: sudo apt install "
+            f"libnvidia-compute-{(version(m.nvml.driver_version) or (580,))[0]}; Fedora: xorg-x11-drv-nvidia-cuda-libs;"
+            " Debian: libcuda1; Arch: nvidia-utils)",
             windows="Install the driver anew: https://www.nvidia.com/drivers",
             wsl="In Windows: wsl --update; wsl --shutdown",
         ),
@@ -153,7 +160,8 @@ def lost(m: Machine) -> Result | None:
         "A GPU fell off the bus; nothing on it works until a restart.",
         *(m.says("host.kernel_log", line) for line in lines[-1:]),
         *([m.says("nvml", error_text(gone))] if gone else []),
-        remedy="Reboot; if it returns, check power connectors and riser; sudo nvidia-smi -pl WATTS lowers the load",
+        remedy="Reboot; if it returns, check power connectors and riser; a lower power limit lowers the load: "
+        + m.nvidia_smi("-pl WATTS"),
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from strata.doctor.checks.check import Result, check, fail, passed, warn
 from strata.doctor.checks.driver import cupy_major
 from strata.doctor.checks.machine import Machine
-from strata.doctor.cuda_packages import CUDA12
+from strata.doctor.cuda_packages import OLDEST_GPU, remedy_for
 from strata.doctor.facts import ProbeStatus
-from strata.doctor.units import GIB, counted, version
+from strata.doctor.units import GIB, counted, size, version
 
 
 @check("STR-GPU-COUNT", "Driver and CUDA agree on the GPUs", needs=("cuda.devices.uuid", "nvml.gpus.uuid"))
@@ -44,7 +44,8 @@ def order(m: Machine) -> Result | None:
     return warn(
         "CUDA numbers the GPUs in another order than nvidia-smi.",
         *(m.says("cuda.devices", f"{d.name}: CUDA {d.ordinal}, nvidia-smi {d.nvml_index}") for d in m.cuda.devices),
-        remedy="Name the GPU by UUID: --gpu UUID; or: export CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        remedy="Name the GPU by UUID: --gpu UUID; or: "
+        + m.per_os(linux="export CUDA_DEVICE_ORDER=PCI_BUS_ID", windows="set CUDA_DEVICE_ORDER=PCI_BUS_ID"),
     )
 
 
@@ -57,7 +58,14 @@ def mig(m: Machine) -> Result | None:
     return warn(
         f"{', '.join(sliced)} is divided into MIG instances; a process gets one of them.",
         m.says("nvml.gpus.mig", "MIG mode: enabled"),
-        remedy="export CUDA_VISIBLE_DEVICES=MIG-UUID (nvidia-smi -L lists them), or sudo nvidia-smi -mig 0",
+        *(
+            m.says("cuda.devices", f"CUDA device {d.ordinal}: {size(d.vram_total_bytes)}, {d.uuid or 'no UUID'}")
+            for d in m.cuda.devices
+            if d.vram_total_bytes is not None
+        ),
+        remedy=m.per_os(linux="export", windows="set")
+        + " CUDA_VISIBLE_DEVICES=MIG-UUID (nvidia-smi -L lists them), or "
+        + m.nvidia_smi("-mig 0"),
     )
 
 
@@ -68,7 +76,9 @@ def old_gpu(m: Machine) -> Result | None:
     """CUDA 13 dropped the GPUs before Turing (compute capability below 7.5); CUDA 12 still runs them."""
     if cupy_major(m) != 13:
         return passed("CuPy's CUDA supports every GPU here.") if m.cuda.cupy_packages else None
-    old = {n: g.compute_capability for n, g in m.gpus.items() if (version(g.compute_capability) or (99,)) < (7, 5)}
+    old = {
+        n: g.compute_capability for n, g in m.gpus.items() if (version(g.compute_capability) or (99,)) < OLDEST_GPU[13]
+    }
     if not old:
         return passed("CuPy's CUDA supports every GPU here.")
     others = [d for d in m.cuda.devices if d.error is None and (version(d.compute_capability) or (0,)) >= (7, 5)]
@@ -76,7 +86,10 @@ def old_gpu(m: Machine) -> Result | None:
     return verdict(
         f"CUDA 13 no longer supports {', '.join(old)}.",
         *(m.says("nvml.gpus", f"{name}: compute capability {cc}, CUDA 13 needs 7.5") for name, cc in old.items()),
-        remedy=f"pip uninstall -y cupy-cuda13x, then: {CUDA12}",
+        remedy="pip uninstall -y cupy-cuda13x, then: "
+        + remedy_for(
+            version(m.nvml.cuda_driver_version), min(filter(None, map(version, old.values())), default=(7, 0))
+        ),
     )
 
 

@@ -164,5 +164,6 @@ def kernel_611(m: Machine) -> Result | None:
     return warn(
         "This kernel leaks memory when page-locking is refused; the pinned budget was not tried.",
         m.says("host.kernel", f"kernel {m.host.kernel}"),
-        remedy="Install kernel 6.12 or newer (Ubuntu: sudo apt install linux-generic-hwe-24.04), then reboot",
+        remedy="Install kernel 6.12 or newer (Ubuntu: sudo apt install linux-generic-hwe-24.04; Fedora, Arch: an "
+        "ordinary update), then reboot",
     )

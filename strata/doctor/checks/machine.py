@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from strata.doctor.cuda_packages import pip_install
+from strata.doctor.cuda_packages import remedy_for
 from strata.doctor.facts import (
     AdapterFacts,
     CudaFacts,
@@ -132,9 +132,16 @@ class Machine:
         return tuple(self.says(g, error_text(e)) for g, e in self.cuda_errors if e.code in codes)
 
     def pip_install(self, *options: str) -> str:
-        """Return the command that installs CuPy and the CUDA libraries of a version that the driver supports."""
-        newest = (version(self.nvml.cuda_driver_version) or (13,)) >= (13,)
-        return pip_install("cuda13" if newest else "cuda12", *options)
+        """Return the command that installs CuPy and the CUDA libraries of a version that driver and GPU support."""
+        return remedy_for(
+            version(self.nvml.cuda_driver_version), self.capability(), *options, windows=self.host.os == "windows"
+        )
+
+    def capability(self) -> tuple[int, ...] | None:
+        """Return the compute capability of the GPU that --gpu names, else of the newest; None when not known."""
+        chosen = [g for g in self.nvml.gpus if self.options.gpu and self.options.gpu in (str(g.index), g.uuid)]
+        known = [v for gpu in chosen or self.nvml.gpus if (v := version(gpu.compute_capability)) and len(v) == 2]
+        return max(known, default=None)
 
     def says(self, path: str, text: str) -> Evidence:
         """Return `text` as evidence, with the source of the fact at `path` (``"host.ram_total_bytes"``)."""
@@ -155,6 +162,8 @@ class Machine:
     def reason(self, group: str) -> str:
         """Return how the probe called `group` ended, with the error it gave."""
         probe = self.facts_of(group)
+        if group == "disk" and probe.status is ProbeStatus.SKIPPED and self.model:
+            return "these facts are without the model's disk"
         if probe.status is ProbeStatus.SKIPPED and probe.error:
             return probe.error.message
         why = f": {probe.error.message}" if probe.error else ""
@@ -166,6 +175,14 @@ class Machine:
         if self.host.os == "windows":
             return windows
         return wsl if wsl and self.host.wsl == "wsl2" else linux
+
+    def nvidia_smi(self, arguments: str) -> str:
+        """Return the command that changes a GPU's settings, which takes an administrator; WSL2 cannot change them."""
+        return self.per_os(
+            linux=f"sudo nvidia-smi {arguments}",
+            windows=f"nvidia-smi {arguments}, in a terminal opened as administrator",
+            wsl=f"in Windows, in a terminal opened as administrator: nvidia-smi {arguments}",
+        )
 
     def missing(self, path: str) -> Missing | None:
         """Return why the fact at `path` is not known, or None when it is.

@@ -62,10 +62,13 @@ def fits(m: Machine) -> Result | None:
     if m.plan.feasible:
         return passed(f"{m.plan.model.name} fits with a context of {m.plan.context:,} tokens.", *budgets)
     changes = "; or ".join(change.option for change in m.plan.changes)
+    on_gpu = m.plan.device.backend != "numpy"  # whose device memory is RAM
+    short_of_vram = on_gpu and (m.plan.shortfall is None or m.plan.shortfall.tier is Tier.VRAM)
+    more = "A card with more memory" if short_of_vram else "More RAM"
     return fail(
         sentence or "The plan does not fit this machine.",
         *budgets,
-        remedy=f"Smallest change that works: {changes}" if changes else "A card with more memory, or a smaller model",
+        remedy=f"Smallest change that works: {changes}" if changes else f"{more}, or a smaller model",
     )
 
 

@@ -41,7 +41,12 @@ def malloc_works(m: Machine) -> bool | None:
 
 def budget_met(m: Machine) -> PinnedFacts | Result:
     """Return the facts when pinning was refused while device memory was still granted, else what that means."""
-    if m.pinned is None or m.pinned.refusal is None or malloc_works(m) is False:
+    if m.pinned and m.pinned.refusal and malloc_works(m) is False:
+        return unknown(
+            "Page-locking was refused, and device memory too: that is no limit of page-locked memory.",
+            *budget_evidence(m),
+        )
+    if m.pinned is None or m.pinned.refusal is None:
         return passed("All page-locked memory that was asked for was granted.", *budget_evidence(m))
     if malloc_works(m) is None:
         return unknown("Page-locking was refused; whether device memory still works is not known.", *budget_evidence(m))

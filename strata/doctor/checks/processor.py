@@ -74,15 +74,15 @@ def cpu_quota(m: Machine) -> Result | None:
 
 @check("STR-CPU-PRIORITY", "Low priority", needs=("host.cpu_priority", "host.io_priority"))
 def priority(m: Machine) -> Result | None:
-    """A task started at low priority (a scheduled task on Windows, `nice`, `ionice -c3`) reads its model up to 24
-    times slower than the same command in a terminal."""
+    """A task started at low priority (a scheduled task on Windows, `ionice -c3`) reads its model up to 24 times slower
+    than the same command in a terminal. `nice` alone does not: it counts only while others want the processor."""
     low = [
         m.says(f"host.{name}", f"{what} priority: low")
         for name, what, value in (
             ("cpu_priority", "CPU", m.host.cpu_priority),
             ("io_priority", "disk", m.host.io_priority),
         )
-        if value == "low"
+        if value == "low" and (name == "io_priority" or m.host.os == "windows")
     ]
     if not low:
         return passed("Ordinary priority.")
@@ -90,7 +90,7 @@ def priority(m: Machine) -> Result | None:
         "This process runs at low priority: loading can be 20 times slower than in a terminal.",
         *low,
         remedy=m.per_os(
-            linux="Start it without nice or ionice, or: sudo renice 0 -p PID; ionice -c2 -n4 -p PID",
+            linux="Start it without ionice, or: ionice -c2 -n4 -p PID",
             windows="In the Task Scheduler export the task, set <Priority>4</Priority> in the XML and import it",
         ),
     )

@@ -6,7 +6,9 @@ import difflib
 from collections.abc import Iterable
 
 from strata.doctor.checks import (
+    context,
     cuda,
+    cupy,
     disk,
     driver,
     gpu,
@@ -26,7 +28,23 @@ from strata.doctor.findings import Finding, Status
 from strata.errors import UsageError
 
 # What stops a start comes first, and causes before symptoms: the verdict names the first.
-FAMILIES = (driver, wsl, gpu, cuda, symptoms, pinned, vram, last_run, model, host, processor, speed, disk)
+FAMILIES = (
+    driver,
+    wsl,
+    gpu,
+    cupy,
+    context,
+    cuda,
+    symptoms,
+    pinned,
+    vram,
+    last_run,
+    model,
+    host,
+    processor,
+    speed,
+    disk,
+)
 CATALOGUE: dict[str, Check] = {
     entry.id: entry for family in FAMILIES for entry in vars(family).values() if isinstance(entry, Check)
 }

@@ -79,7 +79,8 @@ def copy(m: Machine) -> Result | None:
         m.says(
             "speed.pcie_width_loaded", f"PCIe {m.speed.pcie_generation_loaded} x{m.speed.pcie_width_loaded} under load"
         ),
-        remedy="BIOS: XMP/EXPO on, modules in both channels, iommu=pt on the kernel's command line; reseat the card",
+        remedy="BIOS: XMP/EXPO on, modules in both channels; reseat the card"
+        + m.per_os(linux="; iommu=pt on the kernel's command line", windows=""),
     )
 
 
@@ -98,7 +99,7 @@ def hot(m: Machine) -> Result | None:
             )
             for name, g in slowed.items()
         ),
-        remedy="Clean the fans, give the case air, or lower the limit: sudo nvidia-smi -pl WATTS",
+        remedy="Clean the fans, give the case air, or lower the limit: " + m.nvidia_smi("-pl WATTS"),
     )
 
 
@@ -118,5 +119,5 @@ def power(m: Machine) -> Result | None:
     return warn(
         "A GPU is held down by its power supply or limit.",
         *(m.says("nvml.gpus", text) for text in slowed),
-        remedy="Check every power connector of the card; sudo nvidia-smi -pl WATTS sets the limit",
+        remedy="Check every power connector of the card; the limit is set so: " + m.nvidia_smi("-pl WATTS"),
     )

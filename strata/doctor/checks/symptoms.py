@@ -67,10 +67,11 @@ def xid(m: Machine) -> Result | None:
         (line, found[1]) for line in m.host.kernel_log or () if (found := re.search(r"Xid .*?: (\d{1,4})\b", line))
     ]
     lasting = [line for line, number in lines if int(number) not in (*OF_A_PROGRAM, 79)]  # 79: STR-DRV-LOST
+    latest = {number: line for line, number in lines if line in lasting}  # one of each kind
     if not lasting:
         return passed("The kernel's log shows no fault of a GPU itself.")
     return warn(
         f"The driver logged {counted(len(lasting), 'GPU fault')} since the system started.",
-        m.says("host.kernel_log", lasting[-1]),
+        *(m.says("host.kernel_log", line) for line in latest.values()),
         remedy="Look the number up: https://docs.nvidia.com/deploy/xid-errors; a reboot clears the GPU's state",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.doctor.checks.check import Result, check, fail, passed, warn
+from strata.doctor.checks.check import Result, check, fail, passed, unknown, warn
 from strata.doctor.checks.machine import Machine, error_text
 from strata.doctor.facts import NvmlGpu
 from strata.doctor.plan import Tier
@@ -55,7 +55,10 @@ def others(m: Machine) -> Result | None:
 @check("STR-VRAM-TRUTHS", "Two figures for free VRAM", needs=FREE)
 def two_truths(m: Machine) -> Result | None:
     """CUDA says 10.8 GiB free and the driver 9.8: under WDDM the first is a budget, the second what is there now.
-    Memory is not resident until touched. Plans rest on the lower figure."""
+    Memory is not resident until touched. Plans rest on the lower figure. Of a MIG slice the driver's figure is that of
+    the whole card, so there is nothing to compare."""
+    if m.cuda.devices and any(gpu.mig for gpu in m.nvml.gpus):
+        return unknown("The driver's figure is of the whole card, CUDA's of one MIG slice: they cannot be compared.")
     by_uuid = {gpu.uuid: (name, gpu.vram_free_bytes) for name, gpu in m.gpus.items() if gpu.uuid}
     apart = []
     for device in m.cuda.devices:
@@ -182,15 +185,22 @@ def overrun(m: Machine) -> Result | None:
 @check("STR-WIN-COMMIT", "Page file", needs=COMMIT, scope=("host.os",))
 def page_file(m: Machine) -> Result | None:
     """Windows charges VRAM against RAM plus page file. With a small page file cudaMalloc fails while VRAM
-    is free."""
+    is free. What counts is the plan's memory; without a plan, all VRAM that is free."""
     if m.host.os != "windows":
         return None
     limit, used = m.host.commit_limit_bytes, m.host.commit_used_bytes
-    free = sum(gpu.vram_free_bytes or 0 for gpu in m.nvml.gpus)
-    if limit is None or used is None or limit - used >= free:
-        return passed("Windows can promise as much memory as the GPU has free.")
+    if m.plan and m.plan.feasible:
+        wanted = sum(r.bytes for r in m.plan.reservations if r.tier is not Tier.FILE)
+        enough, what = "Windows can promise all memory of the plan.", f"the plan takes {size(wanted)} of VRAM and RAM"
+    elif m.options.device == "cpu":
+        return None
+    else:
+        wanted = sum(gpu.vram_free_bytes or 0 for gpu in m.nvml.gpus)
+        enough, what = "Windows can promise as much memory as the GPU has free.", f"{size(wanted)} of VRAM are free"
+    if limit is None or used is None or limit - used >= wanted:
+        return passed(enough)
     return fail(
-        f"Windows can promise {size(max(limit - used, 0))} more memory; {size(free)} of VRAM are free.",
+        f"Windows can promise {size(max(limit - used, 0))} more memory; {what}.",
         m.says("host.commit_limit_bytes", f"commit limit {size(limit)}, {size(used)} used"),
         *(
             [m.says("host.swap_total_bytes", f"page file {size(m.host.swap_total_bytes)}")]
