@@ -88,7 +88,12 @@ def show_plan(
         out().print(plan_table(plan, unicode=unicode_ok(sys.stdout), under=only))
     if output is not None:
         on = f" --simulate {simulate}" if simulate else ""
-        say(f"The plan is saved: strata run {model} --plan {output}{on}")
+        way = f"strata run {model} --plan {output}{on}"
+        if not plan.feasible:
+            way = f"it does not fit, so nothing runs by it. It is in {output}"
+        elif imagined is not None or facts_file is not None:
+            way = f"it is for that machine, and {way} runs by it there alone"
+        say(f"The plan is saved: {way}")
     stop(ExitCode.OK if plan.feasible else ExitCode.FAILED)
 
 

@@ -74,8 +74,8 @@ def expected(facts: Facts, model: ModelFacts, plan: AllocationPlan, stats: Gener
     return expected_of_turn(facts, model, plan, turn)
 
 
-def speed_document(stats: GenerationStats, ranges: tuple[Range, Range]) -> dict[str, Any]:
-    """Return measured and expected speeds for --json, in tokens/s."""
+def speed_document(stats: GenerationStats, ranges: tuple[Range | None, Range | None]) -> dict[str, Any]:
+    """Return measured and expected speeds for --json, in tokens/s; None where nothing is expected."""
     decode, prefill = ranges
     return {
         "decode": {"measured": stats.decode_tokens_per_s, "expected": decode},

@@ -112,7 +112,7 @@ def run_model(request: RunRequest, options: PlanOptions) -> None:
                 log,
                 seed=seed,
                 max_tokens=request.max_tokens,
-                expect=partial(expected, facts, model.facts, engine.plan),
+                expect=None if simulated else partial(expected, facts, model.facts, engine.plan),
             )
             if tokens is None:
                 session.chat()

@@ -52,8 +52,9 @@ class Session:
         The sampler's, to be named where it was drawn.
     max_tokens : int, optional
         Most tokens of an answer; None is as many as the context holds.
-    expect : callable
-        Returns the expected speeds of what the figures tell of: decoding, then reading the prompt, in tokens/s.
+    expect : callable, optional
+        Returns the expected speeds of what the figures tell of: decoding, then reading the prompt, in tokens/s. None
+        where nothing is expected: a simulated GPU's speed is not that of the CPU which stands in for it.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Session:
         *,
         seed: int,
         max_tokens: int | None,
-        expect: Callable[[GenerationStats], tuple[Range, Range]],
+        expect: Callable[[GenerationStats], tuple[Range, Range]] | None,
     ) -> None:
         self._engine = engine
         self._conversation = conversation
@@ -89,7 +90,7 @@ class Session:
                 "tool_calls": [{"name": call.name, "arguments": call.arguments} for call in answer.tool_calls],
                 "seed": self._seed,
                 "stats": answer.stats,
-                "speed": speed_document(answer.stats, self._expect(answer.stats)),
+                "speed": speed_document(answer.stats, self._expected(answer.stats)),
                 "memory": self._engine.memory_report(),
                 "after_loading": self._loaded,
                 "plan": self._engine.plan,
@@ -162,12 +163,15 @@ class Session:
         self._log.event("generation", stats=answer.stats, memory=self._engine.memory_report())
         return answer
 
+    def _expected(self, stats: GenerationStats) -> tuple[Range | None, Range | None]:
+        return self._expect(stats) if self._expect else (None, None)
+
     def _say_loaded(self) -> None:
         err().print(memory_table(self._loaded), style="dim")
         err().print()
 
     def _say_figures(self, stats: GenerationStats) -> None:
-        decode, prefill = self._expect(stats)
+        decode, prefill = self._expected(stats)
         figures = [
             f"prompt {_rate(stats.prefill_tokens, stats.prefill_tokens_per_s, prefill)}",
             f"answer {_rate(stats.generated_tokens, stats.decode_tokens_per_s, decode)}",
@@ -243,8 +247,9 @@ def _read_line() -> str | None:
         raise
 
 
-def _rate(tokens: int, per_s: float | None, speeds: Range) -> str:
-    return f"{tokens:,} tokens" + (f" at {per_s:,.1f}/s (expected {range_text(speeds)})" if per_s else "")
+def _rate(tokens: int, per_s: float | None, speeds: Range | None) -> str:
+    expected = f" (expected {range_text(speeds)})" if speeds else ""
+    return f"{tokens:,} tokens" + (f" at {per_s:,.1f}/s{expected}" if per_s else "")
 
 
 def _dim(text: str, *, wrap: bool = True) -> None:

@@ -31,12 +31,13 @@ class Lines:
 
     def line(self, id: str, what: str, tier: Tier, size: Size, arrays: int = 1) -> Reservation:
         """Make a line that holds `size` in so many arrays, rounded up as its memory wants it; a file's line is not."""
-        nbytes = size.bytes
+        nbytes, formula = size.bytes, size.formula
         if nbytes and tier is not Tier.FILE:
             step = self.step if tier is Tier.VRAM else PAGE
             nbytes = round_up(nbytes + (arrays - 1) * self.alignment, step)
+            formula += f" + {arrays - 1} x {self.alignment}" if arrays > 1 else ""
         device = self.device if tier is Tier.VRAM else HOST
-        return Reservation(id=id, what=what, tier=tier, device=device, bytes=nbytes, formula=size.formula)
+        return Reservation(id=id, what=what, tier=tier, device=device, bytes=nbytes, formula=formula)
 
     def host_lines(self, model: ModelFacts, embedding: Tier, staging: Tier, ring: Size) -> tuple[Reservation, ...]:
         """Make the lines of embedding and staging ring, and of what stays in the file whatever the plan."""

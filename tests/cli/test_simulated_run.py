@@ -117,6 +117,8 @@ def test_logs_of_simulated_runs_are_not_taken_for_this_machine_s() -> None:
         "run", MODEL, "--simulate", str(machine_file(SEEDS[0])), "-p", "Hi", "--no-chat", "--max-tokens", "1"
     )
     assert result.returncode == 0, result.stderr
+    assert "prompt " in result.stderr
+    assert "(expected" not in result.stderr  # of a GPU, which the CPU that computes here is not
     assert run_logs(log_folder()) == []
     assert len(run_logs(log_folder() / "simulated")) == 1
 

@@ -282,3 +282,14 @@ def test_the_smallest_card_that_would_do():
     assert fits(vram, ram)
     assert not fits(vram - MIB, ram)
     assert not fits(vram, ram - MIB)
+
+
+@pytest.mark.parametrize("kv", ["f16", "f32", "int8"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_kv_caches_formula_gives_its_bytes(kv: str, device: str) -> None:
+    """Evaluated as it is printed, the arrays' alignment included; then the memory's rounding."""
+    plan = make_plan(LINUX, Q3_30B, PlanOptions(device=device, kv=kv))
+    line = plan.line("kv_cache")
+    words = re.sub(r"[a-wyz][a-zA-Z]*|KV", "", line.formula.replace(",", ""))
+    value = eval(words.replace("x", "*"))
+    assert value <= line.bytes < value + 2 * MIB, line.formula
