@@ -171,8 +171,11 @@ def _refuse_other_options(options: PlanOptions, plan: AllocationPlan, saved: Pat
 
     usual = msgspec.structs.asdict(type(options)())
     made_with = msgspec.structs.asdict(plan.options)
+    on = {"numpy": "cpu"}.get(plan.device.backend, plan.device.backend)
+    came_out = {"max_context": plan.context, "prefill": plan.chunk, "kv": plan.kv, "device": on}
+    came_out |= {"expert_cache": plan.experts.slots, "gpu": plan.device.id}
     for name, value in msgspec.structs.asdict(options).items():
-        if value not in (usual[name], made_with[name]):
+        if value not in (usual[name], made_with[name], came_out.get(name, usual[name])):
             option = "--vram-reserve-mib" if name == "vram_reserve_bytes" else f"--{name.removesuffix('_bytes')}"
             raise UsageError(
                 f"follow the plan {saved} with another {option.replace('_', '-')}",

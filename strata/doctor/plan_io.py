@@ -109,8 +109,15 @@ def _too_small(plan: AllocationPlan, lines: tuple[Reservation, ...]) -> Iterator
         if line is not None and line.tier is not needed.tier:
             yield f'"{needed.id}" belongs into the tier "{needed.tier}" and the plan has it in "{line.tier}"'
         elif line is None or line.bytes < needed.bytes:
+            needs = size(needed.bytes)
             has = "no such line" if line is None else size(line.bytes)
-            yield f'"{needed.id}" needs {size(needed.bytes)} of {names[needed.tier]} and the plan has {has}'
+            if line is not None and has == needs:
+                needs, has = f"{needed.bytes:,} bytes", f"{line.bytes:,}"
+            yield f'"{needed.id}" needs {needs} of {names[needed.tier]} and the plan has {has}'
+    taken = {line.id for line in lines}
+    for line in plan.reservations:
+        if line.id not in taken:
+            yield f'nothing takes its line "{line.id}"'
 
 
 class _Versioned(msgspec.Struct):

@@ -22,3 +22,12 @@ def test_only_what_runs_here_is_recommended(options: tuple[str, ...], code: int,
     result = strata("plan", MODEL, *options, "-o", str(tmp_path / "plan.json"))
     assert (result.returncode, (tmp_path / "plan.json").exists()) == (code, True)
     assert said in " ".join(result.stderr.split())
+
+
+def test_options_that_the_plan_has_anyway_may_stand_beside_it(tmp_path: Path) -> None:
+    saved = str(tmp_path / "plan.json")
+    assert strata("plan", MODEL, "--device", "cpu", "-o", saved).returncode == 0
+    run = ("run", MODEL, "--plan", saved, "--no-chat", "-p", "a", "--max-tokens", "1")
+    assert strata(*run, "--device", "cpu", "--kv", "f32").returncode == 0
+    other = strata(*run, "--kv", "f16")
+    assert (other.returncode, "with another --kv" in other.stderr) == (2, True)

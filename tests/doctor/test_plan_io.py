@@ -116,6 +116,16 @@ def memory(plan: AllocationPlan, which: str, **changes: object) -> AllocationPla
         (lambda p: memory(p, "budgets", usable_bytes=-1), "RAM has -1 bytes"),
         (lambda p: memory(p, "shared", reserve_bytes=-1), "RAM has .* -1 are kept free"),
         (lambda p: edited(p, "head", id="tail"), '"head" needs .* no such line'),
+        (
+            lambda p: edited(p, "head", bytes=p.line("head").bytes - 1),
+            '"head" needs [0-9,]+ bytes of .* and the plan has 65,535,999\.',
+        ),
+        (
+            lambda p: msgspec.structs.replace(
+                p, reservations=(*p.reservations, msgspec.structs.replace(p.line("head"), id="bogus"))
+            ),
+            'nothing takes its line "bogus"',
+        ),
         (lambda p: edited(p, "head", id="dense"), '"dense" occurs 2 times'),
         (lambda p: edited(p, "head", tier=Tier.PAGEABLE, device="host"), '"head" belongs into the tier "vram"'),
         (lambda p: msgspec.structs.replace(p, context=100_000), "kv_cache"),
