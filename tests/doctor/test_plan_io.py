@@ -118,7 +118,7 @@ def memory(plan: AllocationPlan, which: str, **changes: object) -> AllocationPla
         (lambda p: edited(p, "head", id="tail"), '"head" needs .* no such line'),
         (
             lambda p: edited(p, "head", bytes=p.line("head").bytes - 1),
-            '"head" needs [0-9,]+ bytes of .* and the plan has 65,535,999\.',
+            r'"head" needs [0-9,]+ bytes of .* and the plan has 65,535,999\.',
         ),
         (
             lambda p: msgspec.structs.replace(

@@ -12,6 +12,7 @@ from strata.kernels import compile
 from strata.kernels.compile import Compiled, Kernel, compile_kernels
 from strata.kernels.cuda_layout import LAYOUTS, PROMPT_TILE_ROWS, Tile
 
+_EVERY_TILE = ("F32", "Q4_K", "Q6_K")  # of other types only the tile that takes the most registers
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
 
@@ -59,7 +60,7 @@ def kernels() -> list[Kernel]:
             *(
                 Kernel("prompt_product", f"prompt_product<{type_},{gated},{rows}>")
                 for gated in ("false", "true")
-                for rows in PROMPT_TILE_ROWS
+                for rows in (PROMPT_TILE_ROWS if type_ in _EVERY_TILE else PROMPT_TILE_ROWS[-1:])
             ),
             Kernel("project", f"project<kResidual,false,1,{row.warps * 32},{row}>"),
             Kernel("experts", f"expert_gate_up<{row},{max(1, 8 // row.warps)}>"),

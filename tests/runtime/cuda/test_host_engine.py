@@ -18,6 +18,11 @@ from .test_simulated import planned
 pytestmark = NEEDED
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("host-engine")
+
+
 @pytest.mark.parametrize(
     ("name", "kv", "slots"),
     [
@@ -29,14 +34,14 @@ pytestmark = NEEDED
     ],
 )
 def test_the_logits_are_numpys(
-    name: str, kv: str, slots: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, kv: str, slots: int | None, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     tokens = np.load(GOLDEN / f"{name}.npz")["tokens"][:13].tolist()
     with open_gguf(GOLDEN / f"{name}.gguf") as file:
         with Engine.load(file, planned_for_cpu(file, max_context=64, kv=kv)) as engine:
             expected = [engine.prefill(tokens[:9]).copy(), *(engine.decode(token).copy() for token in tokens[9:])]
         with (
-            kernels_on_host(monkeypatch, tmp_path, 2 << 30),
+            kernels_on_host(monkeypatch, folder, 2 << 30),
             Engine.load(file, planned(file, kv=kv, expert_cache=slots)) as engine,
         ):
             found = [engine.prefill(tokens[:9]).copy(), *(engine.decode(token).copy() for token in tokens[9:])]
