@@ -32,11 +32,11 @@ _WEIGHTS_PER_CORE_S = 45e9
 _LAYER_S = 227e-6  # the interpreter's part of a step
 _EXPERT_S = 150e-6  # prompts of 19 and 37 tokens took 96 and 121 ms, of which the weights' bytes and products 45 and 67
 _ATTENTION = 1.5  # what a product of attention costs, in products of weights: it works in small blocks
-# Ready bytes made of stored blocks per second, on one core. Q4_1 gave 0.4 to 1.5 GB/s: glibc may or may not give its
-# temporaries back to the system each time.
+# Ready bytes made of stored blocks per second, on one core. Q4_1 gave 0.4 to 1.5 GB/s, 1.4 in a first
+# prompt of the demo with nothing else running: glibc may or may not give its temporaries back to the system each time.
 _READY = {"Q8_0": 3.0e9, "F16": 1.9e9, "Q4_0": 1.8e9, "Q2_K": 1.5e9, "Q4_K": 1.4e9, "Q6_K": 1.3e9, "BF16": 1.15e9}
 _READY |= {"Q3_K": 1.1e9, "Q5_0": 1.05e9, "Q5_1": 1.05e9, "Q5_K": 0.95e9, "IQ4_NL": 0.65e9, "MXFP4": 0.6e9}
-_READY |= {"IQ4_XS": 0.5e9, "Q4_1": 1.2e9, "IQ1_S": 0.5e9, "IQ1_M": 0.45e9, "F32": 4e9}
+_READY |= {"IQ4_XS": 0.5e9, "Q4_1": 1.4e9, "IQ1_S": 0.5e9, "IQ1_M": 0.45e9, "F32": 4e9}
 _READY_OTHERWISE = 0.36e9  # the IQ2 and IQ3 types
 
 
